@@ -1,0 +1,270 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// Buckets of a window.
+var (
+	bucketMeta     = []byte("meta")     // magic, schema, end, filter
+	bucketLinks    = []byte("links")    // key of a link → record; its sequence counts them
+	bucketNames    = []byte("names")    // another name of a run → key of its link, or a name nearer to it
+	bucketOthers   = []byte("others")   // key, 0, name → nothing: names reversed, but for the alias in the record
+	bucketChildren = []byte("children") // run id of the parent, 0, place of the child → nothing
+	bucketTraces   = []byte("traces")   // trace id, place of the run → nothing
+
+	keyMagic  = []byte("magic")
+	keySchema = []byte("schema")
+	keyEnd    = []byte("end")    // when the window is over, as RFC 3339
+	keyFilter = []byte("filter") // in a closed window only
+
+	magic = []byte("wopproxy ancestry")
+)
+
+// schema is the layout that this code reads and writes.
+const schema = 1
+
+// A window is the file of one span of time, which is fixed when it is created:
+// another Options.Window applies to the next one. It is never changed once
+// shared: closing a window replaces it by a copy with a filter.
+type window struct {
+	start  time.Time
+	end    time.Time // nothing is written from then on
+	path   string
+	db     *bolt.DB
+	filter *filter // nil for the newest window, which is still written
+}
+
+const (
+	fileLayout  = "links-20060102T150405Z.db"
+	unfinished  = ".new"
+	lockTimeout = 100 * time.Millisecond
+)
+
+// guard turns a panic of bbolt into an error. It panics on pages that make no
+// sense, and a page beyond the end of a truncated file is a fault.
+func guard(op func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w: %v", errDamaged, v)
+		}
+	}()
+	return op()
+}
+
+var errDamaged = errors.New("database is damaged")
+
+// explain says what to do about an error at opening path.
+func explain(path string, err error) error {
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		return fmt.Errorf("%s is used by another process: stop it or give this one its own ancestry.store.bolt.dir", path)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: %w: let the user that wopproxy runs as own the directory and its files", path, err)
+	case errors.Is(err, errNewer):
+		return fmt.Errorf("%s was written by a newer wopproxy (%w): run that version, or move the file away to start without its links", path, err)
+	}
+	return fmt.Errorf("%s cannot be used (%w): restore it, or move it away to start without its links", path, err)
+}
+
+var (
+	errForeign = errors.New("not a store of wopproxy")
+	errNewer   = errors.New("unknown schema")
+)
+
+// listWindows returns the starts of the windows in dir, oldest first, and
+// removes what a crash left of one that was being created: it held no links.
+func listWindows(dir string) ([]time.Time, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var starts []time.Time
+	for _, e := range entries {
+		if start, err := time.Parse(fileLayout, e.Name()); err == nil {
+			starts = append(starts, start)
+		}
+		if _, err := time.Parse(fileLayout+unfinished, e.Name()); err == nil {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return nil, err
+			}
+		}
+	}
+	slices.SortFunc(starts, time.Time.Compare)
+	return starts, nil
+}
+
+// createWindow makes an empty window and opens it. Under its final name a file
+// is always complete, so an empty or headless one is damage and not a crash.
+func createWindow(dir string, start, end time.Time) (*window, error) {
+	path := filepath.Join(dir, start.Format(fileLayout))
+	if err := initFile(path+unfinished, end); err != nil {
+		return nil, explain(path+unfinished, err)
+	}
+	if err := os.Rename(path+unfinished, path); err != nil {
+		return nil, explain(path, err)
+	}
+	if err := syncDir(dir); err != nil {
+		return nil, explain(dir, err)
+	}
+	return openWindow(dir, start)
+}
+
+func initFile(path string, end time.Time) error {
+	db, err := bolt.Open(path, 0o600, boltOptions())
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range [][]byte{bucketLinks, bucketNames, bucketOthers, bucketChildren, bucketTraces} {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		meta, err := tx.CreateBucket(bucketMeta)
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			meta.Put(keyMagic, magic),
+			meta.Put(keySchema, []byte{schema}),
+			meta.Put(keyEnd, []byte(end.Format(time.RFC3339))),
+		)
+	})
+	return errors.Join(err, db.Close())
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func boltOptions() *bolt.Options {
+	return &bolt.Options{Timeout: lockTimeout, FreelistType: bolt.FreelistMapType, NoStatistics: true}
+}
+
+// openWindow opens the file of the window that starts at start.
+func openWindow(dir string, start time.Time) (*window, error) {
+	w := &window{start: start, path: filepath.Join(dir, start.Format(fileLayout))}
+	err := guard(func() (err error) {
+		// Opening for writing may change a file. Make sure first that it is ours.
+		if w.end, err = inspect(w.path); err != nil {
+			return err
+		}
+		w.db, err = bolt.Open(w.path, 0o600, boltOptions())
+		return err
+	})
+	if err != nil {
+		return nil, explain(w.path, err)
+	}
+	return w, nil
+}
+
+// inspect checks the file at path without changing it, and returns the end of
+// its window.
+func inspect(path string) (end time.Time, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return end, err
+	}
+	if info.Size() == 0 {
+		return end, errors.New("the file is empty")
+	}
+	o := boltOptions()
+	o.ReadOnly = true
+	db, err := bolt.Open(path, 0o600, o)
+	if err != nil {
+		return end, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = db.View(func(tx *bolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("the file has %d bytes of %d", info.Size(), tx.Size())
+		}
+		meta := tx.Bucket(bucketMeta)
+		if meta == nil || string(meta.Get(keyMagic)) != string(magic) {
+			return errForeign
+		}
+		if v := meta.Get(keySchema); len(v) != 1 || v[0] != schema {
+			return fmt.Errorf("%w %x: this one knows %d", errNewer, v, schema)
+		}
+		for _, name := range [][]byte{bucketLinks, bucketNames, bucketOthers, bucketChildren, bucketTraces} {
+			if tx.Bucket(name) == nil {
+				return fmt.Errorf("bucket %s is missing", name)
+			}
+		}
+		end, err = time.Parse(time.RFC3339, string(meta.Get(keyEnd)))
+		return err
+	})
+	return end, err
+}
+
+// count returns the number of links in w.
+func (w *window) count() (n int, err error) {
+	err = guard(func() error {
+		return w.db.View(func(tx *bolt.Tx) error {
+			n = int(tx.Bucket(bucketLinks).Sequence())
+			return nil
+		})
+	})
+	return n, err
+}
+
+// closed returns w with its filter, as a window that is not written any more.
+func (w *window) closed() (*window, error) {
+	c := *w
+	err := guard(func() error {
+		return w.db.View(func(tx *bolt.Tx) (err error) {
+			if b := tx.Bucket(bucketMeta).Get(keyFilter); b != nil {
+				c.filter, err = decodeFilter(b)
+			}
+			return err
+		})
+	})
+	if err != nil || c.filter != nil {
+		return &c, err
+	}
+	return w.close()
+}
+
+// close builds the filter of w and stores it. It must be done before there is
+// a newer window: a filter that is older than a link would hide it.
+func (w *window) close() (*window, error) {
+	c := *w
+	err := guard(func() error {
+		return w.db.Update(func(tx *bolt.Tx) error {
+			links, names := tx.Bucket(bucketLinks), tx.Bucket(bucketNames)
+			n := 0
+			count := func(_, _ []byte) error { n++; return nil }
+			if err := errors.Join(links.ForEach(count), names.ForEach(count)); err != nil {
+				return err
+			}
+			c.filter = newFilter(n)
+			add := func(name, _ []byte) error { c.filter.add(name); return nil }
+			if err := errors.Join(links.ForEach(add), names.ForEach(add)); err != nil {
+				return err
+			}
+			return tx.Bucket(bucketMeta).Put(keyFilter, c.filter.encode())
+		})
+	})
+	return &c, err
+}
+
+// remove closes w and unlinks its file. It waits for those who read in it.
+func (w *window) remove() error {
+	return errors.Join(w.db.Close(), os.Remove(w.path))
+}

@@ -1,0 +1,405 @@
+package ancestry
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Reader is what the read API asks of a store. A Store is one, and so is a
+// Recorder, which also knows what is not yet durable.
+type Reader interface {
+	Lookup(ctx context.Context, id RunID) (Link, error)
+	Children(ctx context.Context, id RunID, after string, limit int) (links []Link, next string, err error)
+	Trace(ctx context.Context, id TraceID, limit int) ([]Link, error)
+}
+
+// AuthMode says who may read the ancestry of a run.
+type AuthMode string
+
+const (
+	// AuthNone answers everybody: for listeners that only trusted callers reach.
+	AuthNone AuthMode = "none"
+	// AuthBearer answers those who send the configured token.
+	AuthBearer AuthMode = "bearer"
+	// AuthHost answers those whom the host lets read the run itself. Runs that
+	// only the proxy knows are answered to the configured token, if there is one.
+	AuthHost AuthMode = "host"
+)
+
+// APIOptions configures an API. Reader, HostID and Auth are required, and so
+// are Bearer in mode bearer and Upstream in mode host.
+type APIOptions struct {
+	Reader Reader
+	HostID string // the hostId that discovery advertises, exactly
+	Auth   AuthMode
+
+	// Bearer returns the token that opens the API, and is asked for each
+	// request so that a rotated secret takes effect at once. An empty token
+	// opens nothing.
+	Bearer func() string
+
+	Upstream    *url.URL          // the host itself, as ingress reaches it
+	Transport   http.RoundTripper // to Upstream; default: direct, no proxy from the environment
+	Credentials []string          // headers the host knows its callers by; default Authorization and Cookie
+
+	// Versions are the OpenWOP versions that the host serves, as its discovery
+	// lists them; default 1.0 and 2.0. Without a 1.x the paths under /v1/ are
+	// the host's business, and a bare id on the others is an error.
+	Versions []string
+
+	Live       func() []LiveRun      // the runs that are live now; default: none
+	Registerer prometheus.Registerer // default: metrics are not exposed
+	Logger     *slog.Logger          // default: discard
+}
+
+// API answers who caused a run, to those who may read that run.
+//
+// On an error it says no more than its caller may know: a run that does not
+// exist and a run that the caller may not see get the same answer.
+type API struct {
+	o        APIOptions
+	host     *hostAuth // in mode host
+	v1, v2   string    // the version served of each major, or empty
+	requests *prometheus.CounterVec
+}
+
+// NewAPI checks o and returns an API. It opens nothing and starts nothing.
+func NewAPI(o APIOptions) (*API, error) {
+	if o.Reader == nil || o.HostID == "" {
+		return nil, errors.New("ancestry API: Reader and HostID are required")
+	}
+	if len(o.Versions) == 0 {
+		o.Versions = []string{"1.0", "2.0"}
+	}
+	if o.Live == nil {
+		o.Live = func() []LiveRun { return nil }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Registerer == nil {
+		o.Registerer = prometheus.NewRegistry()
+	}
+	a := &API{o: o}
+	for _, v := range o.Versions {
+		switch major(v) {
+		case 1:
+			a.v1 = v
+		case 2:
+			a.v2 = v
+		default:
+			return nil, fmt.Errorf("ancestry API: version %q: want 1.x or 2.x", v)
+		}
+	}
+	switch o.Auth {
+	case AuthNone:
+	case AuthBearer:
+		if o.Bearer == nil {
+			return nil, errors.New("ancestry API: auth mode bearer needs a token")
+		}
+	case AuthHost:
+		var err error
+		if a.host, err = newHostAuth(o); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("ancestry API: unknown auth mode %q", o.Auth)
+	}
+	a.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "wopproxy_ancestry_requests_total",
+		Help: "Requests for the ancestry of a run, by the status of the answer.",
+	}, []string{"status"})
+	if err := o.Registerer.Register(a.requests); err != nil {
+		return nil, fmt.Errorf("ancestry API: %w", err)
+	}
+	return a, nil
+}
+
+// Wrap returns a handler that answers GET and HEAD on
+//
+//	/v1/runs/{runId}/ancestry
+//	/runs/{runId}/ancestry
+//
+// and hands every other request to next as it came. Paths are compared as they
+// were sent, neither decoded nor cleaned, because a tenant-bound id may hold a
+// %2F that is not a separator.
+//
+// Both paths answer with OpenWOP's closed shape, {runId, hostId, parent}. The
+// response header OpenWOP-Version names the contract that the answer satisfies:
+// on the unversioned path that is 2.x if it was asked for, or preferred, and
+// each id in the body is tenant bound as 2.x requires, and 1.x otherwise: an
+// id such as run_1 has no 2.x representation.
+func (a *API) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The decoded path is at hand and costs nothing; EscapedPath may allocate.
+		if !strings.HasSuffix(r.URL.Path, pathSuffix) || r.Method != http.MethodGet && r.Method != http.MethodHead {
+			next.ServeHTTP(w, r)
+			return
+		}
+		q, ok := ancestryPath(r.URL.EscapedPath())
+		if !ok || q.underV1 && a.v1 == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		body, err := a.answer(r, &q)
+		if err != nil {
+			a.requests.WithLabelValues(strconv.Itoa(a.fail(w, r, q.version, err))).Inc()
+			return
+		}
+		if major(q.version) == 2 && !body.tenantBound() {
+			q.version = cmp.Or(a.v1, "1.0")
+		}
+		if !q.underV1 {
+			w.Header().Set(versionHeader, q.version)
+		}
+		writeJSON(w, http.StatusOK, body)
+		a.requests.WithLabelValues("200").Inc()
+	})
+}
+
+// versionHeader selects a contract in a request, and names one in a response.
+const versionHeader = "OpenWOP-Version"
+
+const pathSuffix = "/ancestry"
+
+// question is what one request asks.
+type question struct {
+	underV1 bool   // the path begins with /v1/
+	raw     string // the segment that names the run, as it was sent
+	id      RunID  // what raw stands for
+	version string // the contract to answer by; on /v1/ paths it is not sent
+}
+
+// ancestryPath splits an escaped path of the endpoint.
+func ancestryPath(escaped string) (q question, ok bool) {
+	rest, ok := strings.CutSuffix(escaped, pathSuffix)
+	if !ok {
+		return q, false
+	}
+	rest, q.underV1 = strings.CutPrefix(rest, "/v1")
+	q.raw, ok = strings.CutPrefix(rest, "/runs/")
+	return q, ok && q.raw != "" && !strings.Contains(q.raw, "/")
+}
+
+// answer decides in an order that tells strangers nothing: the contract, then
+// who is asking, then whether the run exists. It fills in q.
+func (a *API) answer(r *http.Request, q *question) (ancestryBody, error) {
+	if err := a.negotiate(r.Header.Values(versionHeader), q); err != nil {
+		return ancestryBody{}, err
+	}
+	if a.o.Auth == AuthBearer && !a.bearer(r) {
+		return ancestryBody{}, errUnauthenticated
+	}
+	if err := a.parse(q); err != nil {
+		return ancestryBody{}, err
+	}
+	link, err := a.lookup(r.Context(), q.id)
+	if a.o.Auth == AuthHost && (err == nil || errors.Is(err, ErrNotFound)) {
+		link, err = a.askHost(r, q, link)
+	}
+	if err != nil {
+		return ancestryBody{}, err
+	}
+	parent, err := a.parent(r.Context(), q, link)
+	return ancestryBody{RunID: q.name(q.id, link.Alias, link.Run), HostID: a.o.HostID, Parent: parent}, err
+}
+
+// negotiate selects the contract by the path and the version header.
+func (a *API) negotiate(sent []string, q *question) error {
+	want := 0
+	if len(sent) == 1 {
+		want = major(strings.TrimSpace(sent[0]))
+	}
+	switch {
+	case q.underV1 && (len(sent) == 0 || want == 1):
+		q.version = a.v1
+	case q.underV1:
+		q.version = a.v1
+		return &apiError{status: http.StatusBadRequest, code: "protocol_version_mismatch",
+			message: "a path under /v1/ speaks OpenWOP 1.x only"}
+	case len(sent) == 0: // preferredVersion is 1.x for as long as any 1.x is served
+		q.version = cmp.Or(a.v1, a.v2)
+	case want == 1 && a.v1 != "":
+		q.version = a.v1
+	case want == 2 && a.v2 != "":
+		q.version = a.v2
+	default:
+		q.version = cmp.Or(a.v2, a.v1)
+		return &apiError{status: http.StatusNotAcceptable, code: "protocol_version_unsupported",
+			message: "this OpenWOP version is not served here",
+			details: map[string]any{"protocolVersions": a.o.Versions}}
+	}
+	return nil
+}
+
+// parse reads the run's segment as its path spells ids: under /v1/ they are
+// plain strings, elsewhere projected.
+func (a *API) parse(q *question) (err error) {
+	if q.underV1 {
+		q.id, err = ParseSegmentV1(q.raw)
+	} else {
+		q.id, err = ParseSegmentV2(q.raw)
+	}
+	if errors.Is(err, ErrProjection) {
+		return badRequest(err.Error())
+	}
+	if err != nil {
+		return ErrNotFound // no run can have such an id
+	}
+	if _, minted := q.id.Minted(); !minted && a.v1 == "" && !q.id.TenantBound() {
+		return badRequest("a run id without its tenant")
+	}
+	return nil
+}
+
+// lookup returns the link of a run on this host, or ErrNotFound.
+func (a *API) lookup(ctx context.Context, id RunID) (Link, error) {
+	link, err := a.o.Reader.Lookup(ctx, id)
+	if err == nil && link.Host != "" { // noted on the way out; its own host answers for it
+		return Link{}, ErrNotFound
+	}
+	return link, err
+}
+
+// askHost lets the host decide whether the caller may read the run. link is
+// what is known of the run, or zero. A run of which only the host knows has no
+// known parent: the answer is a zero link.
+func (a *API) askHost(r *http.Request, q *question, link Link) (Link, error) {
+	known := link.Run != ""
+	if _, minted := link.Run.Minted(); minted && link.Alias == "" && a.bearer(r) {
+		return link, nil // the host cannot know this run, so the token decides
+	}
+	// The host is asked for all other runs, also for those that it cannot know,
+	// so that its refusal makes them look like any run that does not exist.
+	segment := q.raw
+	if known && link.Alias != "" && link.Alias != q.id {
+		segment = q.segment(link.Alias)
+	}
+	canonical, err := a.host.ask(r, q.underV1, segment)
+	if err != nil {
+		return Link{}, err
+	}
+	asked := q.id
+	if major(q.version) == 2 && canonical.TenantBound() {
+		q.id = canonical // the body names the bound id, also where a bare one was sent
+	}
+	if known || canonical == asked {
+		return link, nil
+	}
+	link, err = a.lookup(r.Context(), canonical)
+	if errors.Is(err, ErrNotFound) {
+		return Link{}, nil
+	}
+	return link, err
+}
+
+// segment spells an id as the question's path does.
+func (q *question) segment(id RunID) string {
+	if q.underV1 {
+		return url.PathEscape(string(id))
+	}
+	return id.Segment()
+}
+
+// name picks what to call a run: by the first of its ids that the contract can
+// represent, or else by the first.
+func (q *question) name(ids ...RunID) RunID {
+	if major(q.version) == 2 {
+		if i := slices.IndexFunc(ids, RunID.TenantBound); i >= 0 {
+			return ids[i]
+		}
+	}
+	return ids[0]
+}
+
+// parent renders the run's parent, if one is known, in OpenWOP's terms.
+//
+// The contract knows two kinds of parent, and no more. One on this host has a
+// core cause and no URL: a host that called itself through MCP or A2A handed
+// work to another of its runs, which is what core.dispatch means. One on
+// another host has a URL; where the caller's proxy sent none, the parent is
+// still named, because null would say that there is none.
+func (a *API) parent(ctx context.Context, q *question, link Link) (*ancestryParent, error) {
+	p := link.Parent()
+	if p == nil {
+		return nil, nil
+	}
+	out := &ancestryParent{RunID: p.Run, HostID: p.Host, WellKnown: p.WellKnown, Cause: p.Cause}
+	if p.Host != a.o.HostID {
+		return out, nil
+	}
+	out.WellKnown = ""
+	if p.Cause != CauseSubWorkflow {
+		out.Cause = CauseDispatch
+	}
+	own, err := a.lookup(ctx, p.Run)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	out.RunID = q.name(p.Run, own.Alias)
+	return out, nil
+}
+
+// ancestryBody is the closed shape of OpenWOP's run-ancestry-response.
+type ancestryBody struct {
+	RunID  RunID           `json:"runId"`
+	HostID string          `json:"hostId"`
+	Parent *ancestryParent `json:"parent"` // present also when null
+}
+
+type ancestryParent struct {
+	RunID     RunID  `json:"runId"`
+	HostID    string `json:"hostId"`
+	WellKnown string `json:"wellKnownUrl,omitempty"`
+	Cause     Cause  `json:"cause"`
+}
+
+// tenantBound reports whether the body satisfies 2.x, which binds every id in
+// it to a tenant.
+func (b ancestryBody) tenantBound() bool {
+	return b.RunID.TenantBound() && (b.Parent == nil || b.Parent.RunID.TenantBound())
+}
+
+// bearer reports whether r carries the configured token. It takes the same time
+// for every wrong one.
+func (a *API) bearer(r *http.Request) bool {
+	if a.o.Bearer == nil {
+		return false
+	}
+	want := a.o.Bearer()
+	scheme, got, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if want == "" || !strings.EqualFold(scheme, "Bearer") {
+		return false
+	}
+	// Hashed, since ConstantTimeCompare is not for unequal lengths.
+	w, g := sha256.Sum256([]byte(want)), sha256.Sum256([]byte(strings.TrimSpace(got)))
+	return subtle.ConstantTimeCompare(w[:], g[:]) == 1
+}
+
+// major returns the major of an OpenWOP version, "2" or "2.1", and 0 for
+// anything else.
+func major(version string) int {
+	m, minor, dotted := strings.Cut(version, ".")
+	if dotted {
+		if _, err := strconv.ParseUint(minor, 10, 32); err != nil {
+			return 0
+		}
+	}
+	n, err := strconv.ParseUint(m, 10, 16)
+	if err != nil {
+		return 0
+	}
+	return int(n)
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/wopproxy/wopproxy/config"
+)
+
+// settle is how long the file must be quiet before it is read: editors and
+// Kubernetes change it in several steps.
+const settle = 200 * time.Millisecond
+
+// reloadMetrics tell whether the running configuration is the file's.
+type reloadMetrics struct {
+	ok, at prometheus.Gauge
+}
+
+func (m *reloadMetrics) register(reg prometheus.Registerer) {
+	m.ok = prometheus.NewGauge(prometheus.GaugeOpts{Name: "wopproxy_config_last_reload_successful", Help: "1 if the newest configuration is in force, 0 if it had mistakes."})
+	m.at = prometheus.NewGauge(prometheus.GaugeOpts{Name: "wopproxy_config_last_reload_success_timestamp_seconds", Help: "When the configuration in force was read."})
+	m.ok.Set(1)
+	m.at.SetToCurrentTime()
+	reg.MustRegister(m.ok, m.at)
+}
+
+// reload takes a new configuration into force on SIGHUP and whenever the file
+// changes, until ctx ends.
+func (s *sidecar) reload(ctx context.Context) error {
+	if s.file == "" {
+		return nil
+	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		defer watcher.Close()
+		// The directory: a ConfigMap is replaced by a rename beside the file.
+		err = watcher.Add(filepath.Dir(s.file))
+	}
+	var changed chan fsnotify.Event
+	if err != nil {
+		s.log.Warn("the configuration is not watched; use SIGHUP", "err", err)
+	} else {
+		changed = watcher.Events
+	}
+	quiet := time.NewTimer(time.Hour)
+	quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+			s.reloadNow()
+		case e := <-changed:
+			if e.Op != fsnotify.Chmod {
+				quiet.Reset(settle)
+			}
+		case <-quiet.C:
+			s.reloadNow()
+		}
+	}
+}
+
+// reloadNow reads the file. One with mistakes changes nothing.
+func (s *sidecar) reloadNow() {
+	err := s.adopt()
+	if err != nil {
+		s.reloads.ok.Set(0)
+		s.log.Error("configuration not reloaded; the old one stays in force", "file", s.file, "err", err)
+	}
+}
+
+func (s *sidecar) adopt() error {
+	next, err := config.Load(s.file)
+	if err != nil {
+		return err
+	}
+	sec, err := readSecrets(next, s.env)
+	if err != nil {
+		return err
+	}
+	if err := s.proxy.SetPolicy(proxyPolicy(next, sec)); err != nil {
+		return fmt.Errorf("%s: %w", s.file, err)
+	}
+	s.secrets.Store(sec)
+	s.config.Store(next)
+	s.level.Set(next.Log.Level)
+	s.reloads.ok.Set(1)
+	s.reloads.at.SetToCurrentTime()
+	if keys := config.RestartKeys(s.started, next); len(keys) > 0 {
+		s.log.Warn("configuration reloaded; some changes take a restart", "keys", strings.Join(keys, " "))
+		return nil
+	}
+	s.log.Info("configuration reloaded", "file", s.file)
+	return nil
+}

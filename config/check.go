@@ -1,0 +1,159 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// checkAll adds what no single value shows: what is missing, and what does not
+// go together. A key that is wrong already is not judged again.
+func (d *decoder) checkAll(c *Config) {
+	d.required(reflect.ValueOf(c).Elem(), "")
+	d.checkListeners(c)
+	d.checkIngress(c)
+	d.checkAuth(c)
+	d.checkHeaders(c)
+	d.checkTrust(c)
+	if c.Limits.InspectedEvent > c.Limits.SSEEvent && d.sound("limits.sseEvent") {
+		d.refuse("limits.inspectedEvent", "%v is above limits.sseEvent (%v), lower it", c.Limits.InspectedEvent, c.Limits.SSEEvent)
+	}
+}
+
+// refuse adds a mistake, unless the key is wrong already.
+func (d *decoder) refuse(key, format string, args ...any) {
+	if d.sound(key) {
+		d.mistakes = append(d.mistakes, Mistake{Key: key, Line: d.lines[key], What: fmt.Sprintf(format, args...)})
+	}
+}
+
+// sound reports whether nothing is wrong with key so far. A wrong key keeps its
+// default, which is not what the file says, so no rule may build on it.
+func (d *decoder) sound(key string) bool {
+	return !slices.ContainsFunc(d.mistakes, func(m Mistake) bool { return within(m.Key, key) || within(key, m.Key) })
+}
+
+// within reports whether key is section or stands in it.
+func within(key, section string) bool {
+	rest, ok := strings.CutPrefix(key, section)
+	return ok && (section == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// required asks for the keys that have no default.
+func (d *decoder) required(v reflect.Value, path string) {
+	for f, field := range v.Fields() {
+		if !f.IsExported() {
+			continue
+		}
+		key := keyPath(path, f.Tag.Get("yaml"))
+		if hint, ok := f.Tag.Lookup("required"); ok && field.IsZero() {
+			d.refuse(key, "required, write %s", hint)
+		}
+		if isSection(f.Type) {
+			d.required(field, key)
+		}
+	}
+}
+
+// isSection reports whether t is a struct of keys and not a value.
+func isSection(t reflect.Type) bool {
+	return t.Kind() == reflect.Struct && t.NumField() > 0 && t.Field(0).Tag.Get("yaml") != "" && t != reflect.TypeFor[Secret]()
+}
+
+func (d *decoder) checkListeners(c *Config) {
+	listeners := []struct {
+		key  string
+		addr Address
+	}{
+		{"ingress.listen", c.Ingress.Listen},
+		{"egress.listen", c.Egress.Listen},
+		{"admin.listen", c.Admin.Listen},
+	}
+	for i, l := range listeners {
+		for _, other := range listeners[:i] {
+			if l.addr.overlaps(other.addr) && d.sound(other.key) {
+				d.refuse(l.key, "%s is taken by %s (%s), choose another port", l.addr, other.key, other.addr)
+			}
+		}
+		if l.addr.reaches(c.Ingress.Upstream) && d.sound(l.key) {
+			d.refuse("ingress.upstream", "%v is %s of this proxy, write the address of the host itself", c.Ingress.Upstream, l.key)
+		}
+	}
+	if c.Admin.Pprof && !c.Admin.Listen.Loopback() {
+		d.refuse("admin.pprof", "not allowed while admin.listen is %s, listen on a loopback address or remove it", c.Admin.Listen)
+	}
+}
+
+func (d *decoder) checkIngress(c *Config) {
+	if u := c.Host.WellKnownURL; u.URL != nil && !strings.HasSuffix(u.Path, "/.well-known/openwop") {
+		d.refuse("host.wellKnownUrl", "%v does not end in /.well-known/openwop, write the whole address of the discovery document", u)
+	}
+	if c.Ingress.Host == HostUpstream || !d.sound("ingress.host") {
+		return
+	}
+	const what = "has no effect while ingress.host is preserve, remove it or write ingress.host: upstream"
+	if len(c.Ingress.AllowedHosts) > 0 {
+		d.refuse("ingress.allowedHosts", what)
+	}
+	if len(c.Ingress.AllowedOrigins) > 0 {
+		d.refuse("ingress.allowedOrigins", what)
+	}
+}
+
+func (d *decoder) checkAuth(c *Config) {
+	switch auth := c.Ancestry.Auth; {
+	case auth.Mode == AuthNone && !c.Ingress.Listen.Loopback():
+		d.refuse("ancestry.auth.mode", "none is not allowed while ingress.listen is %s, choose host or bearer, or listen on a loopback address", c.Ingress.Listen)
+	case auth.Mode == AuthNone && !auth.Bearer.IsZero():
+		d.refuse("ancestry.auth.bearer", "has no effect while ancestry.auth.mode is none, remove it or choose host or bearer")
+	case auth.Mode == AuthBearer && auth.Bearer.IsZero():
+		d.refuse("ancestry.auth.bearer", "required by ancestry.auth.mode bearer, write {file: PATH} or {env: NAME}")
+	}
+}
+
+// checkHeaders keeps our names off those that mean something already: a run id
+// in traceparent would cut the trace it is to follow.
+func (d *decoder) checkHeaders(c *Config) {
+	taken := []string{"traceparent", "tracestate", "baggage", "host", "connection", "content-length", "content-type",
+		"content-encoding", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect", "date", "accept",
+		"authorization", "proxy-authorization", "proxy-authenticate", "www-authenticate", "proxy-connection",
+		"cookie", "set-cookie", "origin", "via", "forwarded", "mcp-session-id", "mcp-protocol-version", "last-event-id"}
+	names := []struct {
+		key  string
+		name HeaderName
+	}{{"headers.runAncestry", c.Headers.RunAncestry}, {"headers.runId", c.Headers.RunID}}
+	for _, h := range names {
+		name := strings.ToLower(string(h.name))
+		switch {
+		case strings.HasPrefix(name, "openwop-") || strings.HasPrefix(name, "a2a-"):
+			d.refuse(h.key, "%s belongs to the protocol of that prefix, choose a name without OpenWOP- or A2A- in front", h.name)
+		case slices.Contains(taken, name):
+			d.refuse(h.key, "%s has a meaning already, choose another name", h.name)
+		}
+	}
+	if c.Headers.RunAncestry == c.Headers.RunID && d.sound("headers.runAncestry") {
+		d.refuse("headers.runId", "%s is headers.runAncestry too, choose two names", c.Headers.RunID)
+	}
+}
+
+func (d *decoder) checkTrust(c *Config) {
+	for _, t := range []struct {
+		section, list string
+		mode          TrustMode
+		length        int
+	}{
+		{"trust.ingress", "trust.ingress.cidrs", c.Trust.Ingress.Mode, len(c.Trust.Ingress.CIDRs)},
+		{"trust.egress", "trust.egress.hosts", c.Trust.Egress.Mode, len(c.Trust.Egress.Hosts)},
+	} {
+		if !d.sound(t.section + ".mode") {
+			continue
+		}
+		switch {
+		case t.mode == TrustListed && t.length == 0:
+			d.refuse(t.list, "required by %s.mode listed, write at least one, or choose none", t.section)
+		case t.mode != TrustListed && t.length > 0:
+			d.refuse(t.list, "has no effect while %s.mode is %s, remove it or choose listed", t.section, t.mode)
+		}
+	}
+}

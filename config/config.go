@@ -1,0 +1,414 @@
+// Package config reads wopproxy.yaml.
+//
+// A file is read strictly and as a whole: an unknown key, a key set twice and a
+// value of the wrong kind are mistakes like any other, and [Load] reports all
+// mistakes of a file at once, each with the path of its key, its line, and what
+// to write instead. What Load returns needs no further checking: addresses,
+// durations, sizes, patterns and rules are parsed into their types, and every
+// number is within its limits.
+//
+// The package reads the file and nothing else. Secrets stand in files or in
+// environment variables, the file only says where; [Secret.Read] fetches them.
+//
+// [Config] is the manual: each field says its default, its limits and what
+// follows from it. wopproxy.schema.json, made from the same fields, is for
+// editors and charts.
+package config
+
+import "log/slog"
+
+// Config is the configuration of one wopproxy. A key that the file leaves out
+// has the value that its field names as the default. A section or a list
+// without content ("limits:") is a key left out; a single value without content
+// is a mistake.
+//
+// A field whose comment says "needs a restart" is read at start only (see
+// [RestartKeys]); all others follow the file while the proxy runs.
+type Config struct {
+	// Host says who this host is to other hosts.
+	Host Host `yaml:"host"`
+	// Ingress is where calls into the host arrive.
+	Ingress Ingress `yaml:"ingress"`
+	// Egress is where the host's own calls leave.
+	Egress Egress `yaml:"egress"`
+	// Admin is the listener for probes, metrics and operators.
+	Admin Admin `yaml:"admin"`
+	// Ancestry says where parent links are kept, how long, and who may read them.
+	Ancestry Ancestry `yaml:"ancestry"`
+	// Headers names the two headers that proxies exchange.
+	Headers Headers `yaml:"headers"`
+	// Runs says which requests start a run and how long one is live.
+	Runs Runs `yaml:"runs"`
+	// Attribution tunes how an outbound call finds its run.
+	Attribution Attribution `yaml:"attribution"`
+	// Trust says whose context is adopted and who receives ours.
+	Trust Trust `yaml:"trust"`
+	// Carriers names the destinations that want context in a further place.
+	Carriers Carriers `yaml:"carriers"`
+	// Tracing says which trace formats are read and where spans go.
+	Tracing Tracing `yaml:"tracing"`
+	// Limits bounds what the proxy holds in memory. What exceeds a limit is
+	// counted and forwarded, unless the field says that it is refused.
+	Limits Limits `yaml:"limits"`
+	// Drain says how the proxy stops.
+	Drain Drain `yaml:"drain"`
+	// Log says what is logged.
+	Log Log `yaml:"log"`
+
+	given map[string]int // the keys that the file sets, with their lines
+}
+
+// Host says who this host is to other hosts.
+type Host struct {
+	// ID is the hostId of this host: stable, unique among the hosts that
+	// exchange calls, the same for all its replicas and the same that the host
+	// advertises itself. 1 to 255 visible ASCII characters. No default: required.
+	// A change needs a restart, because stored links were answered under the old
+	// name.
+	ID string `yaml:"id" required:"the hostId of this host, for example planner.example.com/agent" pattern:"^[!-~]{1,255}$" want:"1 to 255 visible ASCII characters" restart:"yes"`
+	// WellKnownURL is the address of this host's discovery document as other
+	// hosts reach it, ending in /.well-known/openwop. At most 2048 bytes. No
+	// default: required. Whoever reads an ancestry answer walks on through it.
+	WellKnownURL URL `yaml:"wellKnownUrl" required:"the public address of the discovery document, for example https://planner.example.com/.well-known/openwop"`
+}
+
+// Ingress is where calls into the host arrive.
+type Ingress struct {
+	// Listen is the address for calls into the host. Default 127.0.0.1:8088,
+	// which only this machine reaches; ":8088" admits everyone who reaches the
+	// host's network. A change needs a restart.
+	Listen Address `yaml:"listen" restart:"yes"`
+	// Upstream is the host itself; a path in it goes in front of the path of
+	// every request. No default: required.
+	Upstream URL `yaml:"upstream" required:"the address of the host behind this proxy, for example http://127.0.0.1:8080"`
+	// Host is the Host header that the host sees: the caller's (preserve) or
+	// that of the upstream address (upstream). Default preserve. With upstream
+	// the host can no longer tell a rebound DNS name from its own, so the proxy
+	// has to: see allowedHosts.
+	Host HostHeader `yaml:"host" enum:"preserve|upstream"`
+	// AllowedHosts are the Host headers let in while host is upstream; others
+	// are refused. Default [], which lets all in. Not allowed with preserve,
+	// where the host checks for itself.
+	AllowedHosts Hosts `yaml:"allowedHosts"`
+	// AllowedOrigins are the Origin headers let in while host is upstream;
+	// others are refused, a request without one passes. Default [], which lets
+	// all in. Not allowed with preserve, where the host checks for itself.
+	AllowedOrigins Origins `yaml:"allowedOrigins"`
+}
+
+// HostHeader says which Host header reaches the host.
+type HostHeader string
+
+// The values of ingress.host.
+const (
+	HostPreserve HostHeader = "preserve"
+	HostUpstream HostHeader = "upstream"
+)
+
+// Egress is where the host's own calls leave.
+type Egress struct {
+	// Listen is the address that the host uses as its HTTP proxy. Default
+	// 127.0.0.1:8089. Whoever reaches it can reach what this machine reaches. A
+	// change needs a restart.
+	Listen Address `yaml:"listen" restart:"yes"`
+	// ConnectPorts are the ports to which CONNECT may open a tunnel; others are
+	// refused. Default [], which means any. Each 1 to 65535.
+	ConnectPorts []int `yaml:"connectPorts" min:"1" max:"65535"`
+	// DenyLinkLocal refuses calls to link-local addresses, where clouds serve
+	// credentials to whoever asks. Default true.
+	DenyLinkLocal bool `yaml:"denyLinkLocal"`
+	// Intercept names the destinations whose TLS the proxy is to open. Default
+	// []. This version cannot do so: any entry is a mistake.
+	Intercept Hosts `yaml:"intercept" unimplemented:"TLS interception"`
+	// OriginateTLS names the destinations for which http:// from the host is to
+	// become https:// outside. Default []. This version cannot do so: any entry
+	// is a mistake.
+	OriginateTLS Hosts `yaml:"originateTLS" unimplemented:"TLS origination"`
+	// Credentials make a proxy user name worth believing.
+	Credentials Credentials `yaml:"credentials"`
+}
+
+// Credentials make a proxy user name worth believing.
+type Credentials struct {
+	// Secret is the password with which a proxy user name counts as a run id
+	// (http://<runId>:<secret>@127.0.0.1:8089). Default none: then no user name
+	// is evidence of anything.
+	Secret Secret `yaml:"secret"`
+}
+
+// Admin is the listener for probes, metrics and operators.
+type Admin struct {
+	// Listen is the address for probes, metrics and the ancestry extensions,
+	// which need no credential: expose it to nobody who may not read all runs.
+	// Default 127.0.0.1:9090. A change needs a restart.
+	Listen Address `yaml:"listen" restart:"yes"`
+	// Pprof serves profiles under /debug/pprof/. Default false. Allowed only
+	// where listen is a loopback address: profiles hold memory contents.
+	Pprof bool `yaml:"pprof"`
+}
+
+// Ancestry says where parent links are kept, how long, and who may read them.
+type Ancestry struct {
+	// Store is where links are kept.
+	Store Store `yaml:"store"`
+	// Retention is when links are forgotten.
+	Retention Retention `yaml:"retention"`
+	// CommitTimeout is how long a response waits for its link to be durable.
+	// Default 100ms; 1ms to 30s. Past it the response goes out all the same and
+	// is counted: longer waits lose fewer links to a crash, and cost latency
+	// when the disk stalls.
+	CommitTimeout Duration `yaml:"commitTimeout" min:"1ms" max:"30s"`
+	// Auth says who may read the ancestry of a run.
+	Auth Auth `yaml:"auth"`
+}
+
+// Store is where links are kept. Bolt is the only kind so far.
+type Store struct {
+	// Bolt is the embedded store.
+	Bolt Bolt `yaml:"bolt"`
+}
+
+// Bolt is the embedded store: files in one directory, which one process owns.
+type Bolt struct {
+	// Dir is the directory of the store; it is made if it is absent. Default
+	// /var/lib/wopproxy. Links are lost with it: put it on a volume that lives
+	// as long as the host's own runs. A change needs a restart.
+	Dir string `yaml:"dir" pattern:"." want:"a directory, write for example /var/lib/wopproxy" restart:"yes"`
+}
+
+// Retention is when links are forgotten. A forgotten run is answered like one
+// that never was.
+type Retention struct {
+	// Age is how long a link is kept at least. Default 720h; 1h to 87600h.
+	Age Duration `yaml:"age" min:"1h" max:"87600h"`
+	// Links is how many are kept: while there are more, the oldest day of links
+	// goes, whatever its age, but never the newest day. Default 10000000; 1000 to
+	// 1000000000.
+	Links int `yaml:"links" min:"1000" max:"1000000000"`
+}
+
+// Auth says who may read the ancestry of a run on the ingress listener.
+type Auth struct {
+	// Mode is how a reader is known. Default host: the host is asked, with the
+	// reader's own credentials, whether it would show the run. bearer: the
+	// token opens all runs and nothing else opens any. none: everyone reads all,
+	// allowed only where ingress.listen is a loopback address.
+	Mode AuthMode `yaml:"mode" enum:"host|bearer|none"`
+	// Bearer is a token that may read every run. Default none. Required by mode
+	// bearer; in mode host it also opens the runs that the host cannot know, in
+	// mode none it is not allowed.
+	Bearer Secret `yaml:"bearer"`
+}
+
+// AuthMode says how a reader of ancestry is known.
+type AuthMode string
+
+// The values of ancestry.auth.mode.
+const (
+	AuthHost   AuthMode = "host"
+	AuthBearer AuthMode = "bearer"
+	AuthNone   AuthMode = "none"
+)
+
+// Headers names the two headers that proxies exchange. Both sides of a call
+// must agree on them. Neither may begin with OpenWOP- or A2A-, which belong to
+// those protocols, nor be a header that HTTP or tracing uses, and they must
+// differ.
+type Headers struct {
+	// RunAncestry carries the ancestors of a run. Default Run-Ancestry.
+	RunAncestry HeaderName `yaml:"runAncestry"`
+	// RunID carries one run id: to the host, from the host, and back to a
+	// caller. Default Run-Id.
+	RunID HeaderName `yaml:"runId"`
+}
+
+// Runs says which requests start a run and how long one is live.
+type Runs struct {
+	// Start are plain HTTP requests that start a run, as "METHOD /path" where a
+	// segment * stands for any one segment: "POST /chat", "POST /threads/*/runs".
+	// Default []: only OpenWOP, A2A and MCP requests start runs. A host whose
+	// runs begin with its users needs an entry, or their calls have no parent.
+	Start Routes `yaml:"start"`
+	// MCPMethods are the MCP requests that start a run. Default [tools/call,
+	// resources/read, prompts/get]. Other methods carry trace context only.
+	MCPMethods []string `yaml:"mcpMethods" pattern:"^[A-Za-z][A-Za-z0-9_./-]*$" want:"an MCP method, write for example tools/call"`
+	// TTL is how long after its last activity a run whose end was not seen is
+	// live. Default 1h; 1s to 720h. Too short, and late calls lose their parent;
+	// too long, and dead runs keep attribution.singleFlight from deciding.
+	TTL Duration `yaml:"ttl" min:"1s" max:"720h"`
+}
+
+// Attribution tunes how an outbound call finds its run.
+type Attribution struct {
+	// SingleFlight lets a call without other evidence belong to the only live
+	// run. Default true. Turn it off where replicas share a host without sticky
+	// ingress, or where the host also works without being called: then the only
+	// run that is seen is not the only one there is.
+	SingleFlight bool `yaml:"singleFlight"`
+	// Quarantine is how long a run that has ended still counts as live for
+	// singleFlight, because hosts leave work behind. Default 1s; 0s to 1h.
+	Quarantine Duration `yaml:"quarantine" min:"0s" max:"1h"`
+	// SessionsPerRun says that the host opens its own MCP session for each run,
+	// so that a session names the run it was first used in. Default false: a
+	// session that two runs share would name the wrong one.
+	SessionsPerRun bool `yaml:"sessionsPerRun"`
+}
+
+// Trust says whose context is adopted and who receives ours.
+type Trust struct {
+	// Ingress says which callers may set context.
+	Ingress TrustIngress `yaml:"ingress"`
+	// Egress says which destinations receive ancestry and baggage.
+	Egress TrustEgress `yaml:"egress"`
+}
+
+// TrustIngress says which callers may set context. An untrusted caller starts a
+// new trace, which links the one it claimed, and its run has no parent.
+type TrustIngress struct {
+	// Mode trusts all callers, none, or those listed in cidrs. Default all.
+	Mode TrustMode `yaml:"mode" enum:"all|none|listed"`
+	// CIDRs are the networks of trusted callers, by the address the connection
+	// comes from. Default []. Required by mode listed, not allowed otherwise.
+	CIDRs CIDRs `yaml:"cidrs"`
+}
+
+// TrustEgress says which destinations receive ancestry and baggage. Others
+// receive trace context only.
+type TrustEgress struct {
+	// Mode trusts all destinations, none, or those listed in hosts. Default all.
+	Mode TrustMode `yaml:"mode" enum:"all|none|listed"`
+	// Hosts are the trusted destinations. Default []. Required by mode listed,
+	// not allowed otherwise.
+	Hosts Hosts `yaml:"hosts"`
+}
+
+// TrustMode says who is trusted.
+type TrustMode string
+
+// The values of trust.ingress.mode and trust.egress.mode.
+const (
+	TrustAll    TrustMode = "all"
+	TrustNone   TrustMode = "none"
+	TrustListed TrustMode = "listed"
+)
+
+// Carriers names the destinations that want context in a further place. The
+// standard carriers of each protocol are always stamped.
+type Carriers struct {
+	// Tylo are the destinations that also get x-tylo-* headers, and
+	// params.tylo.trace on MCP. Default [].
+	Tylo Hosts `yaml:"tylo"`
+	// A2AInMessage are the destinations whose A2A messages also get the context
+	// inside the message, even where it has none. Default [].
+	A2AInMessage Hosts `yaml:"a2aInMessage"`
+	// AncestryInMessage are the destinations whose MCP requests also get the
+	// ancestry in params._meta, for peers that do not see headers. Default [].
+	AncestryInMessage Hosts `yaml:"ancestryInMessage"`
+}
+
+// Tracing says which trace formats are read and where spans go. An OTEL_*
+// variable of the same meaning counts where the file leaves a key out.
+type Tracing struct {
+	// OTLP is where spans go. Without an endpoint, here or in the environment,
+	// the proxy makes no spans and hands on those it was given.
+	OTLP OTLP `yaml:"otlp"`
+	// Sample is the share of new traces that are sampled; a trace that arrives
+	// keeps the decision it comes with. Default 1; 0 to 1.
+	Sample float64 `yaml:"sample" min:"0" max:"1"`
+	// Propagators are the formats read besides W3C, which always comes first and
+	// is the only one sent. Default [b3, jaeger, xray, ottrace].
+	Propagators []Propagator `yaml:"propagators" enum:"b3|jaeger|xray|ottrace"`
+}
+
+// Propagator is a trace format that is read besides W3C.
+type Propagator string
+
+// The values of tracing.propagators.
+const (
+	PropagatorB3      Propagator = "b3"
+	PropagatorJaeger  Propagator = "jaeger"
+	PropagatorXRay    Propagator = "xray"
+	PropagatorOTTrace Propagator = "ottrace"
+)
+
+// OTLP is where spans go.
+type OTLP struct {
+	// Endpoint is the collector, http://otel-collector:4318 for http/protobuf,
+	// http://otel-collector:4317 for grpc; https:// for TLS. Default none.
+	Endpoint URL `yaml:"endpoint"`
+	// Protocol is how spans are sent, http/protobuf or grpc. Default
+	// http/protobuf.
+	Protocol Protocol `yaml:"protocol" enum:"http/protobuf|grpc"`
+	// Headers are sent with every export, such as an API key. Default {}.
+	Headers map[string]Secret `yaml:"headers"`
+	// Timeout is how long one export may take; its spans are dropped past it.
+	// Default 10s; 1ms to 5m.
+	Timeout Duration `yaml:"timeout" min:"1ms" max:"5m"`
+}
+
+// Protocol is an OTLP transport.
+type Protocol string
+
+// The values of tracing.otlp.protocol.
+const (
+	ProtocolHTTP Protocol = "http/protobuf"
+	ProtocolGRPC Protocol = "grpc"
+)
+
+// Limits bounds what the proxy holds in memory and how far runs may delegate.
+type Limits struct {
+	// MaxDepth is how many ancestors a run may have; a call that would exceed
+	// it is refused with 508. Default 64; 0 to 10000, 0 turns the refusal off.
+	MaxDepth int `yaml:"maxDepth" min:"0" max:"10000"`
+	// MaxVisitsPerHost is how often this host may stand in one ancestry; a call
+	// that would exceed it is refused with 508. Default 0; 0 to 10000, 0 turns
+	// the refusal off, because hosts that call each other in turn are common.
+	MaxVisitsPerHost int `yaml:"maxVisitsPerHost" min:"0" max:"10000"`
+	// InspectedBody is the largest body that is read and edited; a larger one
+	// passes untouched, with its context in headers only. Default 4MiB; 1KiB to
+	// 256MiB. As much is held for each request in flight.
+	InspectedBody Bytes `yaml:"inspectedBody" min:"1KiB" max:"256MiB"`
+	// Header is the largest request header that is read; a larger one is refused
+	// with 431. Default 64KiB; 4KiB to 16MiB.
+	Header Bytes `yaml:"header" min:"4KiB" max:"16MiB"`
+	// SSEEvent is the largest event of a stream that is still followed; past it
+	// the rest of the stream passes unread. Default 16MiB; 1KiB to 1GiB. Events
+	// are not held, only counted.
+	SSEEvent Bytes `yaml:"sseEvent" min:"1KiB" max:"1GiB"`
+	// InspectedEvent is the largest event that is read; a larger one passes
+	// unread. Default 1MiB; 1KiB to 256MiB, and not above sseEvent. As much is
+	// held for each stream.
+	InspectedEvent Bytes `yaml:"inspectedEvent" min:"1KiB" max:"256MiB"`
+	// LiveRuns is how many runs may be live at once; calls of further ones find
+	// no parent. Default 100000; 1 to 10000000.
+	LiveRuns int `yaml:"liveRuns" min:"1" max:"10000000"`
+	// Bindings is how many conversations are remembered with their run; further
+	// ones are no evidence. Default 100000; 1 to 10000000.
+	Bindings int `yaml:"bindings" min:"1" max:"10000000"`
+	// Queue is how many links may wait for the disk; further ones are dropped
+	// and readiness turns to degraded. Default 8192; 1 to 1000000.
+	Queue int `yaml:"queue" min:"1" max:"1000000"`
+	// Tunnels is how many CONNECT tunnels may be open; further ones are refused
+	// with 503. Default 10000; 1 to 1000000.
+	Tunnels int `yaml:"tunnels" min:"1" max:"1000000"`
+}
+
+// Drain says how the proxy stops: it reports unready, goes on serving for
+// Delay, then accepts nothing new and gives what is in flight until Timeout.
+type Drain struct {
+	// Delay is how long the proxy goes on serving after it was told to stop, so
+	// that load balancers notice first. Default 5s; 0s to 10m.
+	Delay Duration `yaml:"delay" min:"0s" max:"10m"`
+	// Timeout is how long requests, streams and tunnels in flight may take to
+	// end after that; then they are cut. Default 20s; 0s to 24h. Delay and
+	// timeout together have to fit in the time before the process is killed,
+	// which is 30s in Kubernetes unless the pod says otherwise.
+	Timeout Duration `yaml:"timeout" min:"0s" max:"24h"`
+}
+
+// Log says what is logged.
+type Log struct {
+	// Level is the least serious level logged: debug, info, warn or error. Default
+	// info.
+	Level slog.Level `yaml:"level" enum:"debug|info|warn|error"`
+}

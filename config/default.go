@@ -1,0 +1,50 @@
+package config
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Default returns the configuration of an empty file. It lacks what is
+// required.
+func Default() *Config {
+	return &Config{
+		Ingress: Ingress{Listen: "127.0.0.1:8088", Host: HostPreserve},
+		Egress:  Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true},
+		Admin:   Admin{Listen: "127.0.0.1:9090"},
+		Ancestry: Ancestry{
+			Store:         Store{Bolt: Bolt{Dir: "/var/lib/wopproxy"}},
+			Retention:     Retention{Age: Duration{720 * time.Hour}, Links: 10_000_000},
+			CommitTimeout: Duration{100 * time.Millisecond},
+			Auth:          Auth{Mode: AuthHost},
+		},
+		Headers: Headers{RunAncestry: "Run-Ancestry", RunID: "Run-Id"},
+		Runs: Runs{
+			MCPMethods: []string{"tools/call", "resources/read", "prompts/get"},
+			TTL:        Duration{time.Hour},
+		},
+		Attribution: Attribution{SingleFlight: true, Quarantine: Duration{time.Second}},
+		Trust: Trust{
+			Ingress: TrustIngress{Mode: TrustAll},
+			Egress:  TrustEgress{Mode: TrustAll},
+		},
+		Tracing: Tracing{
+			OTLP:        OTLP{Protocol: ProtocolHTTP, Timeout: Duration{10 * time.Second}},
+			Sample:      1,
+			Propagators: []Propagator{PropagatorB3, PropagatorJaeger, PropagatorXRay, PropagatorOTTrace},
+		},
+		Limits: Limits{
+			MaxDepth:       64,
+			InspectedBody:  4 << 20,
+			Header:         64 << 10,
+			SSEEvent:       16 << 20,
+			InspectedEvent: 1 << 20,
+			LiveRuns:       100_000,
+			Bindings:       100_000,
+			Queue:          8192,
+			Tunnels:        10_000,
+		},
+		Drain: Drain{Delay: Duration{5 * time.Second}, Timeout: Duration{20 * time.Second}},
+		Log:   Log{Level: slog.LevelInfo},
+	}
+}

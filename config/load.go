@@ -1,0 +1,130 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxFile bounds what Parse reads: a larger file is not a configuration.
+const maxFile = 1 << 20
+
+// Mistake is one thing wrong with a configuration.
+type Mistake struct {
+	Key  string // path of the key: "ingress.listen", "runs.start[2]"; "" for the file as a whole
+	Line int    // where it stands; 0 for what is missing
+	What string // what is wrong and what to do about it
+}
+
+func (m Mistake) Error() string {
+	s := m.What
+	if m.Key != "" {
+		s = m.Key + ": " + s
+	}
+	if m.Line > 0 {
+		s += " (line " + strconv.Itoa(m.Line) + ")"
+	}
+	return s
+}
+
+// Mistakes is everything wrong with a configuration, in the order of the file,
+// what is missing first. Its text has one line for each.
+type Mistakes []Mistake
+
+func (m Mistakes) Error() string {
+	lines := make([]string, len(m))
+	for i, mistake := range m {
+		lines[i] = mistake.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Load reads the configuration file at path. What is wrong in the file comes as
+// [Mistakes], all at once.
+func Load(path string) (*Config, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("load configuration: %w", err)
+	}
+	defer f.Close()
+	c, err := Parse(f)
+	if err != nil {
+		return nil, fmt.Errorf("load configuration %s:\n%w", path, err)
+	}
+	return c, nil
+}
+
+// Parse reads a configuration file from r, as Load does.
+func Parse(r io.Reader) (*Config, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	if len(text) > maxFile {
+		return nil, Mistakes{{What: "the file is larger than 1 MiB, is it the right one?"}}
+	}
+	root, err := parseYAML(text)
+	if err != nil {
+		return nil, err
+	}
+	c := Default()
+	d := decoder{lines: map[string]int{}}
+	if root != nil {
+		d.decode(root, c)
+	}
+	c.given = d.lines
+	d.checkAll(c)
+	if len(d.mistakes) > 0 {
+		slices.SortStableFunc(d.mistakes, func(a, b Mistake) int { return cmp.Compare(a.Line, b.Line) })
+		return nil, d.mistakes
+	}
+	return c, nil
+}
+
+// parseYAML returns the content of the only document in text, or nil for a file
+// without one.
+func parseYAML(text []byte) (*yaml.Node, error) {
+	dec := yaml.NewDecoder(strings.NewReader(string(text)))
+	var doc, second yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, syntaxMistake(err)
+	}
+	switch err := dec.Decode(&second); {
+	case err == nil:
+		return nil, Mistakes{{Line: second.Line, What: "a second document begins here, keep one"}}
+	case !errors.Is(err, io.EOF):
+		return nil, syntaxMistake(err)
+	}
+	if len(doc.Content) == 0 {
+		return nil, nil
+	}
+	return doc.Content[0], nil
+}
+
+// syntaxMistake moves the line out of the text that the yaml package makes.
+func syntaxMistake(err error) Mistakes {
+	what := strings.TrimPrefix(err.Error(), "yaml: ")
+	var line int
+	if rest, ok := strings.CutPrefix(what, "line "); ok {
+		n, after, _ := strings.Cut(rest, ": ")
+		if v, err := strconv.Atoi(n); err == nil {
+			line, what = v, after
+		}
+	}
+	return Mistakes{{Line: line, What: "not YAML: " + what}}
+}
+
+// Given reports whether the file sets key, such as "tracing.sample", rather
+// than leaving its default. It is for values that another source may stand in
+// for where the file is silent.
+func (c *Config) Given(key string) bool { return c.given[key] > 0 }

@@ -1,0 +1,269 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// Why a run that arrived has no parent; the closed set of Link.Reason.
+const (
+	reasonNoAncestry = "no-ancestry"      // the caller named none
+	reasonInvalid    = "invalid-ancestry" // what it named does not validate
+	reasonUntrusted  = "untrusted"        // it is not among those who may
+	reasonFork       = "fork"             // a fork has no parent, whoever asked for it
+	reasonContinued  = "continued"        // the run began before the proxy could see it
+)
+
+// arrive adopts the context of a request that comes to the host and, if a run
+// begins with it, starts that run.
+func (x *exchange) arrive(r *http.Request) {
+	trusted := x.policy.trusts(r.RemoteAddr)
+	// A host that forwards headers would otherwise hand on, as its own word,
+	// what a stranger has claimed.
+	delete(r.Header, x.policy.RunIDHeader)
+
+	x.starts = x.startsRun(r)
+	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
+		x.noteOther(r)
+		return // carries what it carries
+	}
+	x.adopt(r, trusted)
+	if !x.starts || !x.continueRun(r) {
+		x.openSpan(trace.SpanKindServer, r)
+	}
+	switch {
+	case x.run != nil:
+	case x.starts:
+		x.startRun(r, trusted)
+	default:
+		x.noteOther(r)
+	}
+	if x.run != nil {
+		x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
+		r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
+	} else {
+		x.context.State = x.context.State.Without(stateKey)
+	}
+}
+
+// stateKey is our member of tracestate. It is for one host's own use: it is
+// set at ingress and removed at egress.
+const stateKey = "wop"
+
+// startsRun reports whether a run begins with this request.
+func (x *exchange) startsRun(r *http.Request) bool {
+	switch x.msg.Protocol {
+	case wire.MCP:
+		if x.msg.Kind == wire.Request {
+			return x.policy.mcpMethods[x.msg.Method]
+		}
+		for _, item := range x.msg.Batch {
+			if item.Kind == wire.Request && x.policy.mcpMethods[item.Method] {
+				return true
+			}
+		}
+		return false
+	case wire.A2A:
+		return x.sends()
+	}
+	switch x.head.openwop {
+	case openwop.Create, openwop.Fork:
+		return x.head.inspect
+	}
+	return x.policy.Starts != nil && x.policy.Starts(r.Method, r.URL.EscapedPath())
+}
+
+// sends reports whether an A2A request is a message: the one kind that begins
+// a task, or goes on with one.
+func (x *exchange) sends() bool {
+	switch x.msg.Method {
+	case "message/send", "message/stream", "SendMessage", "SendStreamingMessage":
+		return true
+	}
+	return x.head.hints.REST
+}
+
+// noteOther keeps single-flight honest: while a request is in flight that is no
+// run, whatever the host calls may be on its behalf. What only answers or
+// notifies asks for no work; what only reads leaves none behind.
+func (x *exchange) noteOther(r *http.Request) {
+	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification {
+		return
+	}
+	x.working = true
+	x.p.runs.Other()
+}
+
+// idle ends noteOther, at the end of the exchange or as soon as it turns out to
+// be a stream of events that only listens.
+func (x *exchange) idle(r *http.Request) {
+	if x.working {
+		x.working = false
+		x.p.runs.OtherDone(r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
+	}
+}
+
+// adopt takes the context of the first carrier that has a valid one. What the
+// others say becomes a link, and so does all of it when the caller is not
+// trusted.
+func (x *exchange) adopt(r *http.Request, trusted bool) {
+	found := x.contexts(r)
+	if !trusted {
+		x.strayed(found[:]...)
+		return
+	}
+	var conflicts []spanContext
+	x.received, conflicts = wire.Adopt(found[:]...)
+	x.strayed(conflicts...)
+	x.p.metrics.conflicting(x.dir, len(conflicts))
+}
+
+// strayed makes contexts that came along, and do not count, links of our span.
+func (x *exchange) strayed(contexts ...spanContext) {
+	if x.p.tracer == nil {
+		return
+	}
+	for _, c := range contexts {
+		if c.Valid() {
+			x.stray = append(x.stray, trace.Link{SpanContext: remote(c)})
+		}
+	}
+}
+
+// continueRun recognises a request that goes on with a run instead of starting
+// one: a later turn of an A2A task, or the retry of an MCP call that had asked
+// for more input. The first parent of that run stays.
+func (x *exchange) continueRun(r *http.Request) bool {
+	switch {
+	case x.msg.Protocol == wire.A2A && x.msg.TaskID != "":
+		id, err := ancestry.ParseRunID(x.msg.TaskID)
+		if err != nil {
+			return false
+		}
+		x.run = x.p.knownRun(r.Context(), id)
+		if x.run == nil {
+			x.run = &attribution.Run{First: id}
+			x.openSpan(trace.SpanKindServer, r)
+			x.beginRun(r, ancestry.Chain{}, "", reasonContinued)
+			return true
+		}
+	case len(x.msg.RequestState) > 0:
+		x.run = x.p.runs.Bound(requestStateKey(x.msg.RequestState))
+	}
+	if x.run == nil {
+		return false
+	}
+	x.openSpan(trace.SpanKindServer, r)
+	return true
+}
+
+// knownRun returns the run of that id if it is live, or was and can be made
+// live again from its link.
+func (p *Proxy) knownRun(ctx context.Context, id ancestry.RunID) *attribution.Run {
+	if run := p.runs.Resume(id); run != nil {
+		return run
+	}
+	run := p.storedRun(ctx, id)
+	if run != nil && !p.runs.Start(run) {
+		p.metrics.limit(limitRuns)
+	}
+	return run
+}
+
+// storedRun makes a run from what is recorded of it. It is not live.
+func (p *Proxy) storedRun(ctx context.Context, id ancestry.RunID) *attribution.Run {
+	l, err := p.o.Recorder.Lookup(ctx, id)
+	if err != nil {
+		if !errors.Is(err, ancestry.ErrNotFound) {
+			p.o.Logger.WarnContext(ctx, "run could not be looked up", "run", id, "err", err)
+		}
+		return nil
+	}
+	run := &attribution.Run{
+		First: l.Run, Chain: l.Chain, Trace: l.Trace, Span: l.Span,
+		Operation: l.Operation, Started: l.Time,
+	}
+	if l.Alias != "" {
+		p.runs.Alias(run, l.Alias)
+	}
+	return run
+}
+
+// startRun mints a run for this request and records who caused it.
+func (x *exchange) startRun(r *http.Request, trusted bool) {
+	x.run = &attribution.Run{First: ancestry.NewRunID(x.began)}
+	chain, reason := x.callersAncestry(r, trusted)
+	if x.head.openwop == openwop.Fork {
+		chain, reason = ancestry.Chain{}, reasonFork
+	}
+	var evidence ancestry.Evidence
+	if chain.Parent() != nil {
+		evidence = ancestry.EvidenceRunAncestry
+	}
+	x.beginRun(r, chain, evidence, reason)
+}
+
+// beginRun makes x.run live and records its link.
+func (x *exchange) beginRun(r *http.Request, chain ancestry.Chain, evidence ancestry.Evidence, reason string) {
+	c := x.context
+	run := x.run
+	run.Chain, run.Operation, run.Started = chain, x.operation(r), x.began
+	run.Trace, run.Span, run.Flags = ancestry.TraceID(c.TraceID), ancestry.SpanID(c.SpanID), c.Flags
+	run.State, run.Baggage = string(c.State.Without(stateKey)), c.Baggage
+	if !x.p.runs.Start(run) {
+		x.p.metrics.limit(limitRuns)
+	}
+	x.record(ancestry.Link{
+		Run: run.First, Chain: chain, Evidence: evidence, Reason: reason,
+		Trace: run.Trace, Span: run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
+		Operation: run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
+	})
+	if id := x.msg.ContextID; id != "" && x.msg.Protocol == wire.A2A {
+		x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: id})
+	}
+}
+
+// bind ties a conversation to the run of the exchange.
+func (x *exchange) bind(k attribution.Key) {
+	if x.run != nil && !x.p.runs.Bind(x.run, k) {
+		x.p.metrics.limit(limitBindings)
+	}
+}
+
+// callersAncestry reads Run-Ancestry, from the header or, where there is none,
+// from the message. What does not validate as a whole is not used in part.
+func (x *exchange) callersAncestry(r *http.Request, trusted bool) (chain ancestry.Chain, reason string) {
+	values := r.Header[x.policy.AncestryHeader]
+	x.wants = len(values) > 0
+	if len(values) == 0 && x.msg.Ancestry != "" {
+		values = []string{x.msg.Ancestry}
+	}
+	outcome := "absent"
+	switch {
+	case len(values) == 0:
+		reason = reasonNoAncestry
+	case !trusted:
+		reason, outcome = reasonUntrusted, "untrusted"
+	default:
+		var err error
+		if chain, err = ancestry.ParseChain(values); err != nil {
+			x.p.o.Logger.DebugContext(r.Context(), "ancestry ignored", "peer", r.RemoteAddr, "err", err)
+			chain, reason, outcome = ancestry.Chain{}, reasonInvalid, "invalid"
+		} else if chain.Parent() == nil {
+			reason = reasonNoAncestry
+		} else {
+			outcome = "adopted"
+		}
+	}
+	x.p.metrics.ancestry.WithLabelValues(outcome).Inc()
+	return chain, reason
+}

@@ -1,0 +1,138 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+)
+
+// readBody reads body as far as the proxy may look at it: to its end, or until
+// it is longer than limit, or until patience is over. Either all is nil and
+// rest is the whole body, the part read included, or all is the whole body.
+//
+// The patience is what keeps the promise that nothing is delayed without
+// bound: a peer that sends half a request and waits gets whatever it would
+// have got from the host itself.
+func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (all []byte, rest io.ReadCloser, why bodyOutcome) {
+	if length > limit {
+		return nil, body, bodyTooLarge
+	}
+	size := length
+	if size < 0 {
+		size = 512
+	}
+	// One byte more than is expected, so that the end is seen without growing.
+	p := &pending{src: body, buf: make([]byte, 0, size+1), done: make(chan struct{})}
+	go p.fill(limit) // ends when the body does, or with the first read after detach
+
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		if p.detach() {
+			return nil, p, bodySlow
+		}
+		<-p.done
+	}
+	switch {
+	case p.err == io.EOF:
+		return p.buf, nil, bodyWhole
+	case p.err == nil:
+		return nil, p, bodyTooLarge
+	default:
+		return nil, p, bodyBroken // the transport will meet the same error
+	}
+}
+
+// bodyOutcome says how much of a body the proxy could look at.
+type bodyOutcome int
+
+const (
+	bodyWhole bodyOutcome = iota
+	bodyTooLarge
+	bodySlow
+	bodyBroken
+)
+
+// pending is a body of which a part has been read. It reads on where that part
+// ends.
+type pending struct {
+	src  io.ReadCloser
+	done chan struct{} // closed when fill has ended
+
+	mu       sync.Mutex
+	buf      []byte // grows in fill until detached
+	detached bool
+	err      error // how fill ended; read after done
+
+	off int // how much of buf has been handed on
+}
+
+// fill reads until the source ends, there is more than limit, or somebody
+// detaches. A read that is under way then is waited for by Read.
+func (p *pending) fill(limit int64) {
+	defer close(p.done)
+	for {
+		p.mu.Lock()
+		if len(p.buf) == cap(p.buf) {
+			p.buf = append(p.buf, 0)[:len(p.buf)]
+		}
+		free := p.buf[len(p.buf):cap(p.buf)]
+		p.mu.Unlock()
+
+		n, err := p.src.Read(free) // free is seen by nobody else yet
+
+		p.mu.Lock()
+		p.buf = p.buf[:len(p.buf)+n]
+		p.err = err
+		stop := err != nil || int64(len(p.buf)) > limit || p.detached
+		p.mu.Unlock()
+		if stop {
+			return
+		}
+	}
+}
+
+// detach ends the filling and reports whether it had not ended by itself.
+func (p *pending) detach() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.done:
+		return false
+	default:
+		p.detached = true
+		return true
+	}
+}
+
+// Read hands on what was read first, then the rest of the source.
+func (p *pending) Read(b []byte) (int, error) {
+	if n := p.next(b); n > 0 {
+		return n, nil
+	}
+	<-p.done
+	if n := p.next(b); n > 0 {
+		return n, nil
+	}
+	if p.err != nil {
+		return 0, p.err
+	}
+	return p.src.Read(b)
+}
+
+func (p *pending) next(b []byte) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := copy(b, p.buf[p.off:])
+	p.off += n
+	return n
+}
+
+// Close closes the source, which also ends a read that is under way.
+func (p *pending) Close() error { return p.src.Close() }
+
+// errAborted marks an upstream that broke off in the middle of its answer.
+var errAborted = errors.New("upstream ended its answer early")

@@ -1,0 +1,320 @@
+package proxy
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// spanContext is a place in a trace as it travels: ids, flags, tracestate,
+// baggage.
+type spanContext = wire.TraceContext
+
+// exchange is one request and its response on their way through the proxy, in
+// either direction. It lives in three steps: begin reads the request, arrive or
+// leave decides what it means and stamps it, and the observer follows the
+// answer. It belongs to one goroutine at a time.
+type exchange struct {
+	p      *Proxy
+	policy *policy
+	dir    direction
+	began  time.Time
+
+	head  head
+	msg   wire.Message
+	body  []byte        // the whole body, when it was read
+	rest  io.ReadCloser // the body, when it was not
+	clues attribution.Clues
+
+	received spanContext  // the caller's context that counts; invalid: none
+	stray    []trace.Link // contexts that came along and do not count
+	context  spanContext  // what the next hop is told
+	span     trace.Span   // ours; nil: none is made
+	finished bool         // the span has ended and the metrics are counted
+
+	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
+	starts   bool             // ingress: the run begins here
+	working  bool             // ingress: counted as other work
+	evidence ancestry.Evidence
+	commit   *ancestry.Commit // of the newest link, while it may not be durable
+	wants    bool             // the caller asked for the run's id by sending its ancestry
+	sent     ancestry.Chain   // egress: the ancestry that was sent
+	child    ancestry.Link    // egress: the run that the call has started elsewhere
+
+	outcome  outcome
+	answered bool  // the answer to the request was seen
+	stays    bool  // the run goes on after the exchange
+	failed   int   // the status of an answer that is an error
+	broken   error // why the answer ended early
+}
+
+// outcome says how an exchange ended.
+type outcome string
+
+const (
+	outcomeAnswered outcome = "answered"
+	outcomeUpstream outcome = "upstream-error" // the next hop could not be reached, or broke off
+	outcomeClient   outcome = "client-gone"
+	outcomeRefused  outcome = "refused" // by us, as configured
+)
+
+// exchangeKey is the context key of *exchange.
+type exchangeKey struct{}
+
+func exchangeOf(r *http.Request) *exchange {
+	x, _ := r.Context().Value(exchangeKey{}).(*exchange)
+	return x
+}
+
+// begin reads as much of r as is ours to read.
+func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
+	x := &exchange{p: p, policy: p.policy.Load(), dir: dir, outcome: outcomeAnswered}
+	x.head = readHead(r)
+	if x.head.refusal == wire.RefusedEncoded {
+		p.metrics.refused(dir, wire.RefusedEncoded)
+	}
+	if x.head.inspect {
+		var why bodyOutcome
+		x.body, x.rest, why = readBody(r.Body, r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+		switch why {
+		case bodyTooLarge:
+			p.metrics.limit(limitBody)
+			p.metrics.refused(dir, wire.RefusedTooLarge)
+		case bodySlow:
+			p.metrics.limit(limitSlowBody)
+		}
+	}
+	x.began = time.Now()
+	if x.body != nil {
+		x.guard(func() { x.msg = wire.Read(x.body, x.head.hints) })
+	}
+	if x.msg.Protocol == wire.None && x.body == nil {
+		x.msg.Protocol = x.head.hints.Protocol
+	}
+	return x
+}
+
+// guard runs code that reads or edits what a peer has sent. A fault in it is
+// ours, so it is counted, logged and contained; the traffic passes as it is.
+func (x *exchange) guard(read func()) {
+	defer func() {
+		if v := recover(); v != nil {
+			x.p.metrics.panics.Inc()
+			x.p.o.Logger.Error("contained a fault of wopproxy; please report it", "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
+	read()
+}
+
+// protocol names what the exchange speaks, for metrics.
+func (x *exchange) protocol() string {
+	switch {
+	case x.msg.Protocol != wire.None:
+		return x.msg.Protocol.String()
+	case x.head.openwop != openwop.None:
+		return "openwop"
+	}
+	return "http"
+}
+
+// operation names what the exchange does, in a closed set but for methods that
+// extensions define, which are cut off.
+func (x *exchange) operation(r *http.Request) string {
+	const bound = 64
+	if m := x.msg.Method; m != "" {
+		return m[:min(len(m), bound)]
+	}
+	path := r.URL.EscapedPath()
+	if x.head.hints.REST {
+		path = path[strings.LastIndexByte(path, '/'):]
+	}
+	op := r.Method + " " + path
+	return op[:min(len(op), bound)]
+}
+
+// setBody gives r the body that begin has taken.
+func (x *exchange) setBody(r *http.Request, body []byte) {
+	if x.rest != nil {
+		r.Body = x.rest
+		return
+	}
+	if x.body == nil {
+		return
+	}
+	r.ContentLength = int64(len(body))
+	r.TransferEncoding = nil
+	// With GetBody the transport may repeat a request that met a connection
+	// which had just been closed and was never read from.
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, _ = r.GetBody()
+}
+
+// stamp writes x.context, and on egress the ancestry in x.sent, into r. What
+// the body does not allow goes into the headers alone, and the reason is
+// counted.
+func (x *exchange) stamp(r *http.Request) {
+	body := x.body
+	defer func() { x.setBody(r, body) }()
+	if !x.context.Valid() || x.head.sealed {
+		if x.head.sealed {
+			x.p.metrics.refused(x.dir, wire.RefusedSigned)
+		}
+		return
+	}
+	x.writeHeaders(r)
+	if x.msg.Protocol == wire.None || x.body == nil {
+		x.p.metrics.stamped(x.dir, x.protocol(), "header")
+		return
+	}
+	refusal := cmp.Or(x.head.refusal, x.msg.Refusal)
+	if refusal == "" {
+		x.guard(func() { body, refusal = x.msg.Stamp(x.edit(r)) })
+		if body == nil {
+			body = x.body // a fault of ours
+		}
+	}
+	if refusal != "" {
+		x.p.metrics.refused(x.dir, refusal)
+		x.p.metrics.stamped(x.dir, x.protocol(), "header")
+		return
+	}
+	x.p.metrics.stamped(x.dir, x.protocol(), "both")
+}
+
+// writeHeaders replaces the context in the headers as a whole: a tracestate or
+// baggage that belongs to another traceparent must not stay.
+func (x *exchange) writeHeaders(r *http.Request) {
+	set := func(name, value string) {
+		if value == "" {
+			delete(r.Header, name)
+		} else {
+			r.Header[name] = []string{value}
+		}
+	}
+	set(headerTraceparent, x.context.Traceparent())
+	set(headerTracestate, string(x.context.State))
+	set(headerBaggage, x.context.Baggage)
+	if tylo := x.tylo(r); tylo != nil {
+		set(headerTyloTrace, tylo.TraceID)
+		set(headerTyloParent, tylo.ParentSpanID)
+	}
+}
+
+// edit is what stamp asks of the codec.
+func (x *exchange) edit(r *http.Request) wire.Edit {
+	e := wire.Edit{
+		Traceparent: x.context.Traceparent(), Tracestate: string(x.context.State), Baggage: x.context.Baggage,
+		Ancestry: x.msg.Ancestry, MaxSize: int(x.policy.InspectedBody),
+	}
+	if x.dir == egress {
+		e.InMessage = allows(x.policy.A2AInMessage, authority(r.URL), false)
+		e.Tylo = x.tylo(r)
+		// What the host has passed on is its caller's, and is replaced or removed.
+		e.Ancestry = ""
+		if len(x.sent.Ancestors) > 0 && allows(x.policy.AncestryInMessage, authority(r.URL), false) {
+			e.Ancestry = x.sent.Header()
+		}
+	}
+	return e
+}
+
+// tylo returns the Tylo form of the context for destinations that want it.
+func (x *exchange) tylo(r *http.Request) *wire.TyloIDs {
+	if x.dir != egress || x.policy.Tylo == nil {
+		return nil
+	}
+	if to := authority(r.URL); !x.policy.Tylo(to) || !allows(x.policy.TrustDestination, to, true) {
+		return nil
+	}
+	ids := x.p.tylo.IDs(x.context)
+	return &ids
+}
+
+// newContext begins a trace without a span of ours. Whether it counts as
+// sampled follows the configured share, because whoever samples by its parent
+// would follow a zero and drop its own spans.
+func (x *exchange) newContext() spanContext {
+	var c spanContext
+	for c.TraceID == (wire.TraceID{}) {
+		fill(c.TraceID[:])
+	}
+	for c.SpanID == (wire.SpanID{}) {
+		fill(c.SpanID[:])
+	}
+	c.Flags = x.flags()
+	return c
+}
+
+// flags are those of a trace that begins here.
+func (x *exchange) flags() byte {
+	if rand.Float64() < x.policy.Sample {
+		return wire.FlagSampled
+	}
+	return 0
+}
+
+// digest shortens what a peer wants back unchanged to a key.
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return string(sum[:])
+}
+
+// fill makes random bytes that need not be secret: trace ids are no evidence
+// that anybody could gain by guessing.
+func fill(b []byte) {
+	for i := 0; i < len(b); i += 8 {
+		v := rand.Uint64()
+		for j := range b[i:min(i+8, len(b))] {
+			b[i+j] = byte(v >> (8 * j))
+		}
+	}
+}
+
+// record hands a link to the recorder and remembers its commit.
+func (x *exchange) record(l ancestry.Link) {
+	c := x.p.o.Recorder.Record(l)
+	x.commit = &c
+}
+
+// awaitCommit holds the answer back until the newest link is durable, for no
+// longer than the commit timeout.
+func (x *exchange) awaitCommit(ctx contextDone) {
+	if x.commit == nil {
+		return
+	}
+	c := *x.commit
+	x.commit = nil
+	began := time.Now()
+	select {
+	case <-c.Done():
+	default:
+		timeout := time.NewTimer(x.policy.CommitTimeout)
+		defer timeout.Stop()
+		select {
+		case <-c.Done():
+		case <-timeout.C:
+			x.p.metrics.committed(commitTimeout, began)
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+	if c.Err() != nil {
+		x.p.metrics.committed(commitLost, began)
+		return
+	}
+	x.p.metrics.committed(commitDurable, began)
+}

@@ -1,0 +1,131 @@
+package proxy
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"mime"
+	"net/http"
+	"strings"
+
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// Header names in the form that http.Header keeps them.
+const (
+	headerTraceparent = "Traceparent"
+	headerTracestate  = "Tracestate"
+	headerBaggage     = "Baggage"
+	headerTyloTrace   = "X-Tylo-Trace-Id"
+	headerTyloParent  = "X-Tylo-Parent-Span-Id"
+	headerMCPSession  = "Mcp-Session-Id"
+	headerMCPVersion  = "Mcp-Protocol-Version"
+)
+
+// head is what the head of a request tells of the message behind it.
+type head struct {
+	hints   wire.Hints
+	inspect bool         // the body may be a message, and may be read
+	refusal wire.Refusal // why the body may be read but not edited
+	// sealed says that a signature covers traceparent: then nothing is written
+	// at all.
+	sealed  bool
+	openwop openwop.Op
+	segment string // id of the run that an OpenWOP request names, as in the path
+}
+
+// readHead looks at what it takes to know whether the body is worth reading.
+// For a request that is not ours it costs a few map look-ups and no allocation.
+func readHead(r *http.Request) head {
+	var h head
+	path := r.URL.EscapedPath()
+	h.openwop, h.segment = openwop.Classify(r.Method, path)
+	h.hints.Protocol = protocolOf(r, path, &h.hints)
+	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) {
+		return h
+	}
+	h.hints.AcceptsBoth = acceptsBoth(r.Header["Accept"])
+	if r.Header["Content-Encoding"] != nil {
+		h.refusal = wire.RefusedEncoded
+		return h
+	}
+	h.inspect = r.Body != nil && r.Body != http.NoBody
+	h.refusal, h.sealed = bodyBound(r.Header)
+	return h
+}
+
+// protocolOf decides by headers and path alone, in the order that tells MCP
+// from A2A on endpoints that speak both.
+func protocolOf(r *http.Request, path string, hints *wire.Hints) wire.Protocol {
+	h := r.Header
+	if h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil {
+		return wire.MCP
+	}
+	// The colon of a REST operation is literal: %3A is another path.
+	rest := strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")
+	hints.REST = rest && r.Method == http.MethodPost
+	if hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version=") {
+		return wire.A2A
+	}
+	return wire.None
+}
+
+// isJSON accepts the media types of JSON-RPC and of A2A's REST binding.
+func isJSON(contentType string) bool {
+	if contentType == "application/json" {
+		return true
+	}
+	t, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (t == "application/json" || t == "application/a2a+json")
+}
+
+// acceptsBoth reports whether the client takes JSON and a stream, as clients of
+// MCP's Streamable HTTP must.
+func acceptsBoth(accept []string) bool {
+	var asJSON, asStream bool
+	for _, v := range accept {
+		asJSON = asJSON || strings.Contains(v, "application/json")
+		asStream = asStream || strings.Contains(v, "text/event-stream")
+	}
+	return asJSON && asStream
+}
+
+// bodyBound says what binds the body of a request to its bytes, if anything
+// does, and whether its headers are bound as well.
+func bodyBound(h http.Header) (refusal wire.Refusal, sealed bool) {
+	for _, input := range h["Signature-Input"] {
+		sealed = sealed || strings.Contains(input, `"traceparent"`)
+	}
+	switch {
+	case h["Content-Digest"] != nil || h["Repr-Digest"] != nil || h["Digest"] != nil:
+		return wire.RefusedDigest, sealed
+	case h["Signature"] != nil || h["Signature-Input"] != nil ||
+		h["X-Amz-Content-Sha256"] != nil || strings.HasPrefix(h.Get("Authorization"), "AWS4-"):
+		return wire.RefusedSigned, sealed
+	case h["Dpop"] != nil && dpopBindsBody(h["Dpop"]):
+		return wire.RefusedDPoP, sealed
+	case h["Cache-Control"] != nil && strings.Contains(strings.ToLower(strings.Join(h["Cache-Control"], ",")), "no-transform"):
+		return wire.RefusedNoTransform, sealed
+	}
+	return "", sealed
+}
+
+// dpopBindsBody reports whether a DPoP proof covers the body, or may.
+func dpopBindsBody(proofs []string) bool {
+	for _, proof := range proofs {
+		parts := strings.Split(proof, ".")
+		if len(parts) != 3 {
+			return true
+		}
+		payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+		if err != nil {
+			return true
+		}
+		var claims map[string]json.RawMessage
+		if json.Unmarshal(payload, &claims) != nil || claims["content_digest"] != nil {
+			return true
+		}
+	}
+	return false
+}

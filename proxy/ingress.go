@@ -1,0 +1,139 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// Ingress returns the reverse proxy in front of the host.
+func (p *Proxy) Ingress() http.Handler {
+	rp := &httputil.ReverseProxy{
+		Transport: p.transport,
+		// FlushInterval stays 0: streams and bodies of unknown length are
+		// flushed as they come anyway, and with -1 the flush races with the end
+		// of gRPC answers that have no body.
+		Rewrite:        p.toHost,
+		ModifyResponse: fromHost,
+		ErrorHandler:   hostFailed,
+		BufferPool:     &copyBuffers,
+		ErrorLog:       discardLog,
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := p.begin(ingress, r)
+		defer x.end(r)
+		if f := x.refuse(r); f != nil {
+			x.outcome = outcomeRefused
+			f.write(w)
+			return
+		}
+		if x.body == nil {
+			// Go's server closes the body when the response starts, while the
+			// transport may still be reading it (golang/go#40747).
+			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
+		}
+		rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	})
+}
+
+// toHost prepares the request for the host. It runs after the hop-by-hop
+// headers are gone, so that a caller can't name ours in Connection and have
+// them removed.
+func (p *Proxy) toHost(r *httputil.ProxyRequest) {
+	x := exchangeOf(r.In)
+	r.Out.URL.Scheme, r.Out.URL.Host = p.o.Upstream.Scheme, p.o.Upstream.Host
+	prefixPath(r.Out.URL, p.o.Upstream)
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops what it can't parse
+	if !x.policy.RewriteHost {
+		r.Out.Host = r.In.Host
+	} else {
+		r.Out.Host = ""
+	}
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v := r.In.Header[name]; v != nil {
+			r.Out.Header[name] = v
+		}
+	}
+	x.guard(func() { x.arrive(r.Out) })
+	x.prepare(r.Out)
+}
+
+// prepare stamps r, and measures what that took.
+func (x *exchange) prepare(r *http.Request) {
+	if x.curious() && r.Header["Accept-Encoding"] != nil {
+		delete(r.Header, "Accept-Encoding") // an answer that is compressed can't be observed
+	}
+	x.guard(func() { x.stamp(r) })
+	x.p.metrics.overhead.WithLabelValues(string(x.dir)).Observe(sinceSeconds(x.began))
+}
+
+// prefixPath puts the path of base in front of u's, keeping the escapes of both
+// as they are.
+func prefixPath(u, base *url.URL) {
+	if base.Path == "" || base.Path == "/" {
+		return
+	}
+	raw := base.EscapedPath() + u.EscapedPath()
+	u.Path, u.RawPath = base.Path+u.Path, raw
+}
+
+// fromHost looks at the host's answer and holds it back until the link of its
+// run is durable, or has had its time.
+func fromHost(resp *http.Response) error {
+	x := exchangeOf(resp.Request)
+	if x.run != nil && x.wants {
+		resp.Header[x.policy.RunIDHeader] = []string{ancestry.FormatRunID(x.run.ID(), x.p.o.HostID)}
+	}
+	x.observe(resp)
+	x.awaitCommit(resp.Request.Context())
+	return nil
+}
+
+// hostFailed answers for a host that could not be reached.
+func hostFailed(w http.ResponseWriter, r *http.Request, err error) {
+	x := exchangeOf(r)
+	f := x.failure(r, err)
+	f.write(w)
+}
+
+// refuse says why a request must not reach the host, if so: it goes round in
+// circles, or its Host or Origin is not allowed while we hide both from the
+// host's own check.
+func (x *exchange) refuse(r *http.Request) *failure {
+	p := x.policy
+	if p.RewriteHost {
+		origin := r.Header.Get("Origin")
+		if !allows(p.AllowedHosts, r.Host, true) || origin != "" && !allows(p.AllowedOrigins, origin, true) {
+			return x.fail(http.StatusForbidden, "Host or Origin is not allowed here")
+		}
+	}
+	if p.MaxDepth == 0 && p.MaxVisitsPerHost == 0 || r.Header[p.AncestryHeader] == nil || !x.startsRun(r) || !p.trusts(r.RemoteAddr) {
+		return nil
+	}
+	chain, err := ancestry.ParseChain(r.Header[p.AncestryHeader])
+	if err != nil {
+		return nil
+	}
+	visits := 0
+	for _, a := range chain.Ancestors {
+		if a.Host == x.p.o.HostID {
+			visits++
+		}
+	}
+	switch {
+	case p.MaxDepth > 0 && chain.Count() > p.MaxDepth:
+		x.p.metrics.limit(limitDepth)
+		return x.fail(http.StatusLoopDetected, "delegation is deeper than limits.maxDepth allows: "+chain.Header())
+	case p.MaxVisitsPerHost > 0 && visits > p.MaxVisitsPerHost:
+		x.p.metrics.limit(limitVisits)
+		return x.fail(http.StatusLoopDetected, "delegation has visited this host more often than limits.maxVisitsPerHost allows: "+chain.Header())
+	}
+	return nil
+}
+
+// isRPC reports whether the answer to the exchange is a JSON-RPC message.
+func (x *exchange) isRPC() bool { return x.msg.Kind == wire.Request && !x.head.hints.REST }

@@ -1,0 +1,220 @@
+package attribution
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+)
+
+// Span is a place in a trace, as an outbound message names it.
+type Span struct {
+	Trace ancestry.TraceID
+	Span  ancestry.SpanID
+}
+
+// Clues is all that one outbound call says about where it comes from. A zero
+// field is a clue that the call does not give.
+type Clues struct {
+	RunID      ancestry.RunID // header Run-Id
+	State      string         // tracestate member wop=
+	Spans      [2]Span        // of the carriers: in the message, in the header
+	Credential ancestry.RunID // user name of the proxy credential, its secret already checked
+	BasePath   ancestry.RunID // /_run/<runId>/
+	Keys       []Key          // ids of the conversation it belongs to
+}
+
+// Reason says why no run was named, from a closed set.
+type Reason string
+
+// The reasons to abstain.
+const (
+	ReasonNoLiveRun       Reason = "no-live-run"       // nothing is live here that could have called
+	ReasonManyLiveRuns    Reason = "many-live-runs"    // several are, and nothing tells them apart
+	ReasonSharedTrace     Reason = "shared-trace"      // several live runs share the call's trace
+	ReasonSharedKey       Reason = "shared-key"        // several live runs share the call's conversation
+	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
+	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
+	ReasonSingleFlightOff Reason = "single-flight-off" // one run is live, and the rung is turned off
+)
+
+// Reasons lists the closed set.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey,
+		ReasonOtherWork, ReasonTableFull, ReasonSingleFlightOff,
+	}
+}
+
+// Verdict is the answer to whose call it is. Either Evidence is set and ID
+// names the run, or Reason is.
+type Verdict struct {
+	ID       ancestry.RunID
+	Run      *Run // the run, if it is live here; nil when the evidence outlived it
+	Evidence ancestry.Evidence
+	Reason   Reason
+	Conflict bool // a lower rung named another run
+}
+
+// Attribute walks down the ladder. The first rung that names a run decides;
+// those below it are asked only whether they disagree, and single-flight not
+// even that: it names whatever is live.
+func (t *Table) Attribute(c Clues) Verdict {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(now)
+
+	var v Verdict
+	consider := func(e ancestry.Evidence, id ancestry.RunID) {
+		if id == "" {
+			return
+		}
+		run := t.byID[id]
+		switch {
+		case v.Evidence == "":
+			v.ID, v.Run, v.Evidence = id, run, e
+			if run != nil {
+				v.ID = run.ID()
+			}
+		case run != nil && run == v.Run:
+		case id != v.ID:
+			v.Conflict = true
+		}
+	}
+	consider(ancestry.EvidenceRunID, c.RunID)
+	consider(ancestry.EvidenceTraceState, t.parseState(c.State))
+	blind := now.Before(t.blindUntil)
+	byTrace, why := t.byTraceLocked(c.Spans, blind)
+	consider(ancestry.EvidenceTraceID, byTrace)
+	consider(ancestry.EvidenceProxyCredential, c.Credential)
+	consider(ancestry.EvidenceBasePath, c.BasePath)
+	if byKey, whyNot := t.byKeyLocked(c.Keys, blind); whyNot == "" {
+		consider(ancestry.EvidenceConversation, byKey)
+	} else if why == "" {
+		why = whyNot
+	}
+	if v.Evidence == "" {
+		byFlight, whyNot := t.onlyLocked(now, blind)
+		if byFlight == "" && why == "" {
+			why = whyNot
+		}
+		consider(ancestry.EvidenceSingleFlight, byFlight)
+	}
+	if v.Evidence == "" {
+		v.Reason = why
+		return v
+	}
+	if v.Run != nil {
+		t.touchActiveLocked(v.Run, now)
+	}
+	return v
+}
+
+// touchActiveLocked notes activity of a run, but does not bring back one that
+// has ended: what it leaves behind must not keep it live for ever.
+func (t *Table) touchActiveLocked(r *Run, now time.Time) {
+	if r.node != nil && !r.ended {
+		t.touchLocked(r, now)
+	}
+}
+
+// byTraceLocked names the one run that is live in the call's trace. Of several,
+// it is the one that was handed exactly the span id that the call bears: a host
+// without spans of its own returns what it was given.
+func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason) {
+	var why Reason
+	for _, s := range spans {
+		if s.Trace.IsZero() {
+			continue
+		}
+		runs := t.byTrace[s.Trace]
+		if len(runs) == 1 && !blind {
+			return runs[0].ID(), ""
+		}
+		exact, n := ancestry.RunID(""), 0
+		for _, r := range runs {
+			if r.Span == s.Span {
+				exact, n = r.ID(), n+1
+			}
+		}
+		switch {
+		case n == 1:
+			return exact, ""
+		case len(runs) > 1 && why == "":
+			why = ReasonSharedTrace
+		case len(runs) == 1 && why == "":
+			why = ReasonTableFull
+		}
+	}
+	return "", why
+}
+
+// byKeyLocked names the one live run that a conversation id is bound to.
+func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
+	for _, k := range keys {
+		if k.ID == "" {
+			continue
+		}
+		switch runs := t.bindings[k]; {
+		case len(runs) == 0:
+		case len(runs) > 1:
+			return "", ReasonSharedKey
+		case blind:
+			return "", ReasonTableFull
+		default:
+			return runs[0].ID(), ""
+		}
+	}
+	return "", ""
+}
+
+// onlyLocked names the run that is alone on this host. One that ended within
+// the quarantine still counts, because hosts leave work behind.
+func (t *Table) onlyLocked(now time.Time, blind bool) (ancestry.RunID, Reason) {
+	switch n := t.active.Len() + t.ended.Len(); {
+	case n > 1:
+		return "", ReasonManyLiveRuns
+	case n == 0:
+		return "", ReasonNoLiveRun
+	case blind:
+		return "", ReasonTableFull
+	case t.other > 0 || now.Before(t.otherUntil):
+		return "", ReasonOtherWork
+	case t.o.NoSingle:
+		return "", ReasonSingleFlightOff
+	}
+	q := t.active
+	if q.Len() == 0 {
+		q = t.ended
+	}
+	return q.Front().Value.(*Run).ID(), ""
+}
+
+// State returns the value of the tracestate member wop= that tells the host,
+// and later us, which run its calls belong to. It names the host too, so that
+// a member that reached another host by a way round its proxy is not taken for
+// that host's own.
+func (t *Table) State(r *Run) string { return t.tag + ":" + r.First.Segment() }
+
+// parseState returns the run named by a value that State has made for this
+// host, by whichever replica or before a restart, and "" for any other.
+func (t *Table) parseState(value string) ancestry.RunID {
+	tag, rest, ok := strings.Cut(value, ":")
+	if !ok || tag != t.tag {
+		return ""
+	}
+	id, err := ancestry.ParseSegmentV2(rest)
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
+// hostTag shortens a hostId to what fits a tracestate value.
+func hostTag(hostID string) string {
+	sum := sha256.Sum256([]byte(hostID))
+	return hex.EncodeToString(sum[:8])
+}

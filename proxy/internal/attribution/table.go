@@ -1,0 +1,347 @@
+package attribution
+
+import (
+	"container/list"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+)
+
+// Options bounds a Table. The zero value of each field means its default.
+type Options struct {
+	HostID      string        // the host whose runs these are; part of the tracestate member
+	TTL         time.Duration // a run is forgotten this long after its last activity; default 1 h
+	Quarantine  time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
+	MaxRuns     int           // runs kept at most; default 100 000
+	MaxBindings int           // conversation ids kept at most; default 100 000
+	NoSingle    bool          // never attribute by single-flight
+}
+
+func (o Options) withDefaults() Options {
+	if o.TTL == 0 {
+		o.TTL = time.Hour
+	}
+	if o.Quarantine == 0 {
+		o.Quarantine = time.Second
+	}
+	if o.MaxRuns == 0 {
+		o.MaxRuns = 100_000
+	}
+	if o.MaxBindings == 0 {
+		o.MaxBindings = 100_000
+	}
+	return o
+}
+
+// Run is one run of this host, with the context it was handed. Only its alias
+// changes after Start.
+type Run struct {
+	First     ancestry.RunID // the id it was started under
+	Chain     ancestry.Chain // its ancestors
+	Trace     ancestry.TraceID
+	Span      ancestry.SpanID // the span id that the host was handed
+	Flags     byte            // trace flags
+	State     string          // tracestate, without our own member
+	Baggage   string
+	Operation string // what started it: "tools/call", "POST /chat"
+	Started   time.Time
+
+	alias atomic.Pointer[ancestry.RunID]
+	entry // where it stands in the table that holds it
+}
+
+// entry is what the table knows of a run; guarded by Table.mu.
+type entry struct {
+	node     *list.Element // in active or ended; nil: in no table
+	touched  time.Time     // the last activity, or the end
+	ended    bool
+	bindings []Key
+}
+
+// ID returns the id that the host knows the run by, or the one minted for it
+// as long as that is not known.
+func (r *Run) ID() ancestry.RunID {
+	if id := r.alias.Load(); id != nil {
+		return *id
+	}
+	return r.First
+}
+
+// Key is the id of a conversation: something both sides repeat on each of its
+// messages.
+type Key struct{ Kind, ID string }
+
+// The kinds of conversation.
+const (
+	KindA2AContext = "a2a-context"
+	KindA2ATask    = "a2a-task"
+	KindMCPSession = "mcp-session"
+)
+
+// Table holds the runs that are live on this host, and those that ended within
+// the quarantine. Its methods may be called concurrently; each takes time that
+// does not grow with the number of runs.
+type Table struct {
+	o   Options
+	tag string
+
+	mu       sync.Mutex
+	byID     map[ancestry.RunID]*Run // by either id
+	byTrace  map[ancestry.TraceID][]*Run
+	bindings map[Key][]*Run
+	bound    int        // bindings in use
+	active   *list.List // of *Run, longest idle first
+	ended    *list.List // of *Run, first to end first
+	other    int        // exchanges in flight that are no run
+	// otherUntil is the end of the quarantine of such exchanges.
+	otherUntil time.Time
+	// blindUntil is when the last run that found no place has surely ended.
+	blindUntil time.Time
+}
+
+// NewTable returns an empty table.
+func NewTable(o Options) *Table {
+	o = o.withDefaults()
+	return &Table{
+		o: o, tag: hostTag(o.HostID),
+		byID:     make(map[ancestry.RunID]*Run),
+		byTrace:  make(map[ancestry.TraceID][]*Run),
+		bindings: make(map[Key][]*Run),
+		active:   list.New(),
+		ended:    list.New(),
+	}
+}
+
+// Start makes r live. It reports false when the table is full: r is then not
+// held, and until it has surely ended no rung that needs all live runs answers.
+func (t *Table) Start(r *Run) bool {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(now)
+	if t.active.Len()+t.ended.Len() >= t.o.MaxRuns {
+		t.blindUntil = now.Add(t.o.TTL)
+		return false
+	}
+	r.touched = now
+	r.node = t.active.PushBack(r)
+	t.byID[r.First] = r
+	if !r.Trace.IsZero() {
+		t.byTrace[r.Trace] = append(t.byTrace[r.Trace], r)
+	}
+	return true
+}
+
+// Alias makes id a second name of r, the one its host uses. When id already
+// names another live run, r was that run all along (a replay of the request
+// that began it): r's names then lead to the older one, which is returned.
+func (t *Table) Alias(r *Run, id ancestry.RunID) *Run {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if older := t.byID[id]; older != nil && older != r {
+		if r.node != nil {
+			t.removeLocked(r)
+			t.byID[r.First] = older
+		}
+		t.touchLocked(older, time.Now())
+		return older
+	}
+	if id == r.First || r.alias.Load() != nil {
+		return r
+	}
+	r.alias.Store(&id)
+	if r.node != nil {
+		t.byID[id] = r
+	}
+	return r
+}
+
+// Resume returns the live run named id and marks it active again, or nil.
+func (t *Table) Resume(id ancestry.RunID) *Run {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(now)
+	r := t.byID[id]
+	if r != nil {
+		t.touchLocked(r, now)
+	}
+	return r
+}
+
+// Known returns the run named id if it is live or in quarantine, or nil. Unlike
+// Resume it is no activity.
+func (t *Table) Known(id ancestry.RunID) *Run {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byID[id]
+}
+
+// End marks r as ended. It leaves the table when the quarantine is over.
+func (t *Table) End(r *Run) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.node == nil || r.ended {
+		return
+	}
+	if t.o.Quarantine < 0 {
+		t.removeLocked(r)
+		return
+	}
+	t.active.Remove(r.node)
+	r.ended, r.touched = true, now
+	r.node = t.ended.PushBack(r)
+	t.expireLocked(now)
+}
+
+// Bind notes that key belongs to r. It reports false when there is no place.
+func (t *Table) Bind(r *Run, key Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.node == nil || slices.Contains(t.bindings[key], r) {
+		return true
+	}
+	if t.bound >= t.o.MaxBindings {
+		// A conversation whose second run is unknown must not look like one
+		// with a single run.
+		t.blindUntil = time.Now().Add(t.o.TTL)
+		return false
+	}
+	t.bound++
+	t.bindings[key] = append(t.bindings[key], r)
+	r.bindings = append(r.bindings, key)
+	return true
+}
+
+// Other notes an exchange that arrives at this host and is no run. While it is
+// in flight, a single live run need not be the only thing that calls out.
+func (t *Table) Other() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.other++
+}
+
+// OtherDone ends what Other began. An exchange that may leave work behind
+// counts for as long as the quarantine.
+func (t *Table) OtherDone(leavesWork bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.other--
+	if leavesWork && t.o.Quarantine > 0 {
+		t.otherUntil = time.Now().Add(t.o.Quarantine)
+	}
+}
+
+// Bound returns the one live run that key is bound to, or nil.
+func (t *Table) Bound(key Key) *Run {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(time.Now())
+	if runs := t.bindings[key]; len(runs) == 1 {
+		t.touchLocked(runs[0], time.Now())
+		return runs[0]
+	}
+	return nil
+}
+
+// Live calls yield for each run that is live now, longest idle first, with the
+// time of its last activity.
+func (t *Table) Live(yield func(r *Run, active time.Time) bool) {
+	type seen struct {
+		run    *Run
+		active time.Time
+	}
+	t.mu.Lock()
+	t.expireLocked(time.Now())
+	runs := make([]seen, 0, t.active.Len())
+	for n := t.active.Front(); n != nil; n = n.Next() {
+		r := n.Value.(*Run)
+		runs = append(runs, seen{r, r.touched})
+	}
+	t.mu.Unlock()
+	for _, s := range runs {
+		if !yield(s.run, s.active) {
+			return
+		}
+	}
+}
+
+// Len returns how many runs are live and how many conversation ids are bound.
+func (t *Table) Len() (live, bindings int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(time.Now())
+	return t.active.Len(), t.bound
+}
+
+// touchLocked moves r to the end of the queue of active runs, also when it had
+// ended.
+func (t *Table) touchLocked(r *Run, now time.Time) {
+	if r.node == nil {
+		return
+	}
+	r.touched = now
+	if !r.ended {
+		t.active.MoveToBack(r.node)
+		return
+	}
+	t.ended.Remove(r.node)
+	r.ended = false
+	r.node = t.active.PushBack(r)
+}
+
+// expireLocked forgets the runs whose time is over. Both lists are in the order
+// of their clocks, so it looks only at what goes.
+func (t *Table) expireLocked(now time.Time) {
+	for _, q := range []struct {
+		runs *list.List
+		age  time.Duration
+	}{{t.ended, t.o.Quarantine}, {t.active, t.o.TTL}} {
+		for n := q.runs.Front(); n != nil; n = q.runs.Front() {
+			r := n.Value.(*Run)
+			if now.Sub(r.touched) < q.age {
+				break
+			}
+			t.removeLocked(r)
+		}
+	}
+}
+
+// removeLocked takes r out of every index.
+func (t *Table) removeLocked(r *Run) {
+	if r.ended {
+		t.ended.Remove(r.node)
+	} else {
+		t.active.Remove(r.node)
+	}
+	r.node = nil
+	for _, id := range []ancestry.RunID{r.First, r.ID()} {
+		if t.byID[id] == r {
+			delete(t.byID, id)
+		}
+	}
+	drop(t.byTrace, r.Trace, r)
+	for _, key := range r.bindings {
+		drop(t.bindings, key, r)
+		t.bound--
+	}
+	r.bindings = nil
+}
+
+// drop takes r from the runs of k.
+func drop[K comparable](index map[K][]*Run, k K, r *Run) {
+	runs := index[k]
+	i := slices.Index(runs, r)
+	if i < 0 {
+		return
+	}
+	if runs = slices.Delete(runs, i, i+1); len(runs) == 0 {
+		delete(index, k)
+		return
+	}
+	index[k] = runs
+}

@@ -1,0 +1,101 @@
+// Package openwop reads a host's own OpenWOP API as it passes by: which request
+// begins a run, how the host answers with its id, and when a run is over.
+//
+// It promises to say nothing of what it does not recognise, and changes nothing.
+package openwop
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// Op is what a request asks of the host.
+type Op uint8
+
+// The operations that matter to causation. None is everything else.
+const (
+	None   Op = iota
+	Create    // POST …/runs
+	Fork      // POST …/runs/{id}:fork
+	Read      // GET …/runs/{id}
+	Events    // GET …/runs/{id}/events, as a stream or a list
+	Poll      // GET …/runs/{id}/events/poll
+)
+
+// Classify recognises an operation by its method and escaped path, below any
+// base path. segment is the run's id as it stands in the path.
+func Classify(method, escapedPath string) (op Op, segment string) {
+	i := strings.LastIndex(escapedPath, "/runs")
+	if i < 0 {
+		return None, ""
+	}
+	rest := escapedPath[i+len("/runs"):]
+	if rest == "" {
+		if method == "POST" {
+			return Create, ""
+		}
+		return None, ""
+	}
+	segment, tail, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
+	if rest[0] != '/' || segment == "" {
+		return None, ""
+	}
+	if method == "POST" && tail == "" {
+		// An id may hold a colon of its own: the suffix stands behind the last.
+		if id, ok := strings.CutSuffix(segment, ":fork"); ok {
+			return Fork, id
+		}
+		return None, ""
+	}
+	if method != "GET" {
+		return None, ""
+	}
+	switch tail {
+	case "":
+		return Read, segment
+	case "events":
+		return Events, segment
+	case "events/poll":
+		return Poll, segment
+	}
+	return None, ""
+}
+
+// Created returns the id in the 201 answer to Create or Fork.
+func Created(body []byte) (runID string, ok bool) {
+	var answer struct {
+		RunID string `json:"runId"`
+	}
+	if json.Unmarshal(body, &answer) != nil || answer.RunID == "" {
+		return "", false
+	}
+	return answer.RunID, true
+}
+
+// Ended reports whether body, an answer to Read or Poll or the data of an
+// event, shows that its run is over.
+func Ended(op Op, body []byte) bool {
+	var answer struct {
+		Type       string `json:"type"`
+		Status     string `json:"status"`
+		IsTerminal bool   `json:"isTerminal"` // v2
+		IsComplete bool   `json:"isComplete"` // v1
+	}
+	if json.Unmarshal(body, &answer) != nil {
+		return false
+	}
+	switch op {
+	case Read:
+		return terminal(answer.Status)
+	case Poll:
+		return answer.IsTerminal || answer.IsComplete
+	case Events:
+		status, ok := strings.CutPrefix(answer.Type, "run.")
+		return ok && terminal(status)
+	}
+	return false
+}
+
+func terminal(status string) bool {
+	return status == "completed" || status == "failed" || status == "cancelled"
+}

@@ -1,0 +1,93 @@
+package openwop
+
+import "testing"
+
+func TestClassify(t *testing.T) {
+	tests := []struct {
+		method, path string
+		op           Op
+		segment      string
+	}{
+		{"POST", "/v1/runs", Create, ""},
+		{"POST", "/runs", Create, ""},
+		{"POST", "/base/v1/runs", Create, ""},
+		{"GET", "/v1/runs", None, ""},
+		{"POST", "/v1/runs/", None, ""},
+		{"POST", "/v1/runsheet", None, ""},
+		{"POST", "/runs/acme~2F0123456789abcdef:fork", Fork, "acme~2F0123456789abcdef"},
+		{"POST", "/runs/anon:acme%2F0123456789abcdef:fork", Fork, "anon:acme%2F0123456789abcdef"},
+		{"POST", "/runs/r1:pause", None, ""},
+		{"GET", "/v1/runs/r1", Read, "r1"},
+		{"GET", "/runs/acme%2F0123456789abcdef", Read, "acme%2F0123456789abcdef"},
+		{"GET", "/v1/runs/r1/events", Events, "r1"},
+		{"GET", "/v1/runs/r1/events/poll", Poll, "r1"},
+		{"GET", "/v1/runs/r1/ancestry", None, ""},
+		{"DELETE", "/v1/runs/r1", None, ""},
+		{"POST", "/chat", None, ""},
+		{"GET", "/", None, ""},
+	}
+	for _, tt := range tests {
+		if op, segment := Classify(tt.method, tt.path); op != tt.op || segment != tt.segment {
+			t.Errorf("Classify(%s %s) = %v, %q, want %v, %q", tt.method, tt.path, op, segment, tt.op, tt.segment)
+		}
+	}
+}
+
+func TestCreated(t *testing.T) {
+	tests := []struct {
+		name, body, want string
+	}{
+		{"created", `{"runId":"r1","status":"pending","eventsUrl":"/v1/runs/r1/events"}`, "r1"},
+		{"no id", `{"status":"pending"}`, ""},
+		{"empty id", `{"runId":""}`, ""},
+		{"id of another type", `{"runId":7}`, ""},
+		{"not JSON", `<html>`, ""},
+	}
+	for _, tt := range tests {
+		if id, ok := Created([]byte(tt.body)); id != tt.want || ok != (tt.want != "") {
+			t.Errorf("%s: Created(%s) = %q, %v, want %q", tt.name, tt.body, id, ok, tt.want)
+		}
+	}
+}
+
+func TestEnded(t *testing.T) {
+	tests := []struct {
+		op   Op
+		body string
+		want bool
+	}{
+		{Read, `{"runId":"r1","status":"completed"}`, true},
+		{Read, `{"runId":"r1","status":"failed"}`, true},
+		{Read, `{"runId":"r1","status":"cancelled"}`, true},
+		{Read, `{"runId":"r1","status":"waiting-input"}`, false},
+		{Read, `{"type":"run.completed"}`, false},
+		{Events, `{"type":"run.completed","runId":"r1"}`, true},
+		{Events, `{"type":"run.started","runId":"r1"}`, false},
+		{Events, `{"type":"node.completed","status":"completed"}`, false},
+		{Events, `[{"type":"run.completed"}]`, false},
+		{Poll, `{"events":[],"isComplete":true}`, true},
+		{Poll, `{"events":[],"status":"completed","isTerminal":true}`, true},
+		{Poll, `{"events":[],"isTerminal":false}`, false},
+		{Create, `{"status":"completed"}`, false},
+	}
+	for _, tt := range tests {
+		if got := Ended(tt.op, []byte(tt.body)); got != tt.want {
+			t.Errorf("Ended(%v, %s) = %v, want %v", tt.op, tt.body, got, tt.want)
+		}
+	}
+}
+
+func FuzzClassify(f *testing.F) {
+	f.Add("GET", "/v1/runs/r1/events", []byte(`{"type":"run.completed"}`))
+	f.Add("POST", "/runs/a:fork", []byte(`{"runId":"x"}`))
+	f.Fuzz(func(t *testing.T, method, path string, body []byte) {
+		op, segment := Classify(method, path)
+		if op == None && segment != "" {
+			t.Errorf("Classify(%q, %q) = None with segment %q", method, path, segment)
+		}
+		Ended(op, body)
+		if id, ok := Created(body); ok && id == "" {
+			t.Errorf("Created(%q) = an empty id", body)
+		}
+	})
+}

@@ -1,0 +1,41 @@
+package wire
+
+import "slices"
+
+// Refusal says why a body is not edited. The set is closed, so that each can be
+// a metric label; the empty Refusal means that nothing speaks against an edit.
+type Refusal string
+
+// What Read and Message.Stamp find in a body.
+const (
+	RefusedNotJSON          Refusal = "not-json"           // invalid, with a byte order mark, or with trailing data
+	RefusedTooDeep          Refusal = "too-deep"           // nested deeper than 128
+	RefusedTooLarge         Refusal = "too-large"          // the edit would exceed the limit
+	RefusedBatch            Refusal = "batch"              // an array of messages
+	RefusedDuplicateKey     Refusal = "duplicate-key"      // a key that matters occurs twice
+	RefusedCaseVariant      Refusal = "case-variant"       // a key that some readers take for one that matters
+	RefusedNotAMessage      Refusal = "not-a-message"      // a response, or an object without a method
+	RefusedUnrecognised     Refusal = "unrecognised"       // not positively MCP or A2A
+	RefusedParamsNotObject  Refusal = "params-not-object"  // params is there and is no object
+	RefusedMetaNotObject    Refusal = "meta-not-object"    // the carrier, or what holds it, is there and is no object
+	RefusedMessageNotObject Refusal = "message-not-object" // A2A: there is no message to write into
+)
+
+// What callers find in the headers of a request. The constants stand here so
+// that the set is closed in one place.
+const (
+	RefusedEncoded     Refusal = "encoded"      // Content-Encoding
+	RefusedDigest      Refusal = "digest"       // Content-Digest, Repr-Digest, Digest
+	RefusedSigned      Refusal = "signed"       // RFC 9421 or SigV4
+	RefusedDPoP        Refusal = "dpop"         // a proof bound to the body, or one that cannot be read
+	RefusedNoTransform Refusal = "no-transform" // Cache-Control of the request
+)
+
+var refusals = []Refusal{
+	RefusedNotJSON, RefusedTooDeep, RefusedTooLarge, RefusedBatch, RefusedDuplicateKey, RefusedCaseVariant,
+	RefusedNotAMessage, RefusedUnrecognised, RefusedParamsNotObject, RefusedMetaNotObject, RefusedMessageNotObject,
+	RefusedEncoded, RefusedDigest, RefusedSigned, RefusedDPoP, RefusedNoTransform,
+}
+
+// Refusals returns every Refusal there is, without the empty one.
+func Refusals() []Refusal { return slices.Clone(refusals) }

@@ -1,0 +1,167 @@
+package proxy
+
+import (
+	"net/http"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// leave decides which run a request that leaves the host belongs to, and what
+// context it goes out with.
+func (x *exchange) leave(r *http.Request) {
+	found := x.contexts(r)
+	x.attribute(r, found)
+	x.outboundContext(r, found)
+	x.openSpan(trace.SpanKindClient, r)
+	// Ours alone: it tells the next host nothing.
+	x.context.State = x.context.State.Without(stateKey)
+	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
+	if !tells {
+		x.context.Baggage = ""
+	}
+	x.nameAncestry(r, tells)
+}
+
+// attribute asks the ladder whose call this is.
+func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) {
+	c := &x.clues // the credential and the base path are in it already
+	if id, err := ancestry.ParseRunID(r.Header.Get(x.policy.RunIDHeader)); err == nil {
+		c.RunID = id
+	}
+	// The header is a word between the host and us.
+	delete(r.Header, x.policy.RunIDHeader)
+	for i := range c.Spans {
+		c.Spans[i] = attribution.Span{Trace: ancestry.TraceID(found[i].TraceID), Span: ancestry.SpanID(found[i].SpanID)}
+		if c.State == "" {
+			c.State = found[i].State.Member(stateKey)
+		}
+	}
+	if x.msg.Protocol == wire.A2A {
+		c.Keys = append(c.Keys,
+			attribution.Key{Kind: attribution.KindA2ATask, ID: x.msg.TaskID},
+			attribution.Key{Kind: attribution.KindA2AContext, ID: x.msg.ContextID})
+	}
+	if session := r.Header.Get(headerMCPSession); session != "" && x.policy.SessionsPerRun {
+		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: session})
+	}
+	v := x.p.runs.Attribute(*c)
+	x.count(v)
+	if v.Evidence == "" {
+		return
+	}
+	x.evidence, x.run = v.Evidence, v.Run
+	if x.run == nil {
+		x.run = x.p.storedRun(r.Context(), v.ID)
+	}
+	if x.run == nil {
+		x.run = &attribution.Run{First: v.ID} // the host's word is all there is
+	}
+}
+
+// count counts the verdict on a message. Other requests that say nothing of
+// where they come from are not worth a count.
+func (x *exchange) count(v attribution.Verdict) {
+	if v.Conflict {
+		x.p.metrics.disputes.Inc()
+	}
+	if x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
+		return
+	}
+	if v.Evidence != "" {
+		x.p.metrics.links.WithLabelValues(string(v.Evidence)).Inc()
+	} else {
+		x.p.metrics.abstentions.WithLabelValues(string(v.Reason)).Inc()
+	}
+}
+
+// outboundContext chooses the context that the call continues. A call that is
+// attributed continues its run's trace: from the host's own span where it sent
+// one of that trace, else from the span that the run was handed. A context of
+// another trace is then an orphan that a library made up, and becomes a link.
+// A call that is not attributed keeps what it has.
+func (x *exchange) outboundContext(r *http.Request, found [len(carriers)]spanContext) {
+	want := ancestry.TraceID{}
+	if x.run != nil {
+		want = x.run.Trace
+	}
+	for _, f := range found {
+		if f.Valid() && !x.received.Valid() && (want.IsZero() || want == ancestry.TraceID(f.TraceID)) {
+			x.received = f
+		}
+	}
+	if !x.received.Valid() && x.run != nil {
+		if want.IsZero() {
+			x.received = x.newContext()
+		} else {
+			x.received = spanContext{
+				TraceID: wire.TraceID(want), SpanID: wire.SpanID(x.run.Span),
+				Flags: x.run.Flags, State: wire.Tracestate(x.run.State), Baggage: x.run.Baggage,
+			}
+		}
+	}
+	for _, f := range found {
+		if f.Valid() && f.TraceID != x.received.TraceID {
+			x.strayed(f)
+			x.p.metrics.conflicting(x.dir, 1)
+		}
+	}
+}
+
+// nameAncestry says who causes what the call starts. Where that is not known,
+// nothing is said: an ancestry that the host has merely passed on names its
+// caller, who is not the parent.
+func (x *exchange) nameAncestry(r *http.Request, tells bool) {
+	name := x.policy.AncestryHeader
+	if x.run == nil {
+		if values := r.Header[name]; values != nil {
+			chain, err := ancestry.ParseChain(values)
+			if own := err == nil && chain.Parent() != nil && chain.Parent().Host == x.p.o.HostID; !own || !tells {
+				delete(r.Header, name)
+			}
+		}
+		return
+	}
+	delete(r.Header, name)
+	var cause ancestry.Cause
+	switch x.msg.Protocol {
+	case wire.MCP:
+		cause = ancestry.CauseMCPToolCall
+	case wire.A2A:
+		cause = ancestry.CauseA2AMessage
+	default:
+		return // OpenWOP has no cause for a plain request
+	}
+	if !tells || x.head.sealed {
+		return
+	}
+	x.sent = x.run.Chain.With(ancestry.Ancestor{
+		Run: x.run.ID(), Host: x.p.o.HostID, WellKnown: x.p.o.WellKnown, Cause: cause,
+	})
+	r.Header[name] = []string{x.sent.Header()}
+}
+
+// noteChild records the run that the call has started on another host, whose
+// proxy tells its id in the answer.
+func (x *exchange) noteChild(h http.Header) {
+	values := h[x.policy.RunIDHeader]
+	if values == nil || len(x.sent.Ancestors) == 0 {
+		return
+	}
+	delete(h, x.policy.RunIDHeader) // it was meant for us
+	id, host, err := ancestry.ParseRunIDHeader(values)
+	if err != nil || host == "" {
+		x.p.metrics.ancestry.WithLabelValues("invalid").Inc()
+		return
+	}
+	x.child = ancestry.Link{
+		Run: id, Host: host, Chain: x.sent, Evidence: x.evidence,
+		Trace: ancestry.TraceID(x.context.TraceID), ParentSpan: ancestry.SpanID(x.context.SpanID),
+		Operation: x.msg.Method, Time: x.began.UTC(),
+	}
+	x.record(x.child)
+}

@@ -1,0 +1,173 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// direction is the way an exchange passes the proxy.
+type direction string
+
+const (
+	ingress direction = "ingress" // into the host
+	egress  direction = "egress"  // out of the host
+)
+
+// Limits that the data path can hit; the label of wopproxy_limit_hits_total.
+const (
+	limitBody     = "inspected-body"  // a body passed unread because of its size
+	limitSlowBody = "body-patience"   // a body passed unread because it came too slowly
+	limitEvent    = "inspected-event" // an SSE event passed unread
+	limitAnswer   = "inspected-answer"
+	limitRuns     = "live-runs"
+	limitBindings = "bindings"
+	limitTunnels  = "tunnels"
+	limitDepth    = "max-depth"
+	limitVisits   = "max-visits-per-host"
+)
+
+// operationBuckets are those the OpenTelemetry conventions for MCP prescribe.
+var operationBuckets = []float64{0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300}
+
+// metrics are the proxy's instruments. Every label takes its values from a
+// closed set; no run, trace, host or tool is ever a label.
+type metrics struct {
+	exchanges   *prometheus.CounterVec   // direction, protocol, outcome
+	overhead    *prometheus.HistogramVec // direction
+	stamps      *prometheus.CounterVec   // direction, protocol, outcome
+	refusals    *prometheus.CounterVec   // direction, reason
+	contexts    *prometheus.CounterVec   // direction, carrier, outcome
+	ancestry    *prometheus.CounterVec   // direction, outcome
+	links       *prometheus.CounterVec   // evidence
+	abstentions *prometheus.CounterVec   // reason
+	conflicts   *prometheus.CounterVec   // direction
+	disputes    prometheus.Counter
+	commits     *prometheus.CounterVec // outcome
+	commitWait  prometheus.Histogram
+	limits      *prometheus.CounterVec // limit
+	tunnels     *prometheus.CounterVec // kind
+	panics      prometheus.Counter
+	mcpServer   *prometheus.HistogramVec
+	mcpClient   *prometheus.HistogramVec
+	rpcServer   *prometheus.HistogramVec
+	rpcClient   *prometheus.HistogramVec
+}
+
+func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels int)) *metrics {
+	if reg == nil {
+		reg = prometheus.NewRegistry() // nobody scrapes it
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	operations := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: operationBuckets}, labels)
+		reg.MustRegister(h)
+		return h
+	}
+	m := &metrics{
+		exchanges: counter("wopproxy_exchanges_total", "Requests that passed, by how they ended.", "direction", "protocol", "outcome"),
+		overhead: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "wopproxy_overhead_seconds", Help: "Time from a request's last byte read to its forwarding.",
+			Buckets: []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 5e-3, 25e-3, 100e-3, 1},
+		}, []string{"direction"}),
+		stamps:      counter("wopproxy_stamps_total", "Messages that context was written into, and where.", "direction", "protocol", "carrier"),
+		refusals:    counter("wopproxy_stamp_refusals_total", "Messages whose body was left as it was, and why.", "direction", "reason"),
+		contexts:    counter("wopproxy_contexts_total", "Trace contexts found in messages, by carrier.", "direction", "carrier", "outcome"),
+		ancestry:    counter("wopproxy_ancestry_headers_total", "Run-Ancestry received with what starts a run, and what became of it.", "outcome"),
+		links:       counter("wopproxy_attributions_total", "Outbound messages attributed to a run, by evidence.", "evidence"),
+		abstentions: counter("wopproxy_abstentions_total", "Outbound messages attributed to no run, by reason.", "reason"),
+		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
+		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
+		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
+		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
+		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
+		rpcServer:   operations("rpc_server_call_duration_seconds", "A2A calls received by the host.", "rpc_system_name", "rpc_method", "error_type", "rpc_response_status_code"),
+		rpcClient:   operations("rpc_client_call_duration_seconds", "A2A calls sent by the host.", "rpc_system_name", "rpc_method", "error_type", "rpc_response_status_code"),
+		conflicts:   counter("wopproxy_context_conflicts_total", "Contexts that came along with another one and name another trace.", "direction"),
+		disputes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_attribution_conflicts_total", Help: "Outbound messages for which two rungs of the ladder named different runs."}),
+		commitWait: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "wopproxy_commit_wait_seconds", Help: "Time an answer waited for its link to be durable.",
+			Buckets: []float64{100e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1},
+		}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_codec_panics_total", Help: "Faults of ours that were contained; the traffic passed unchanged."}),
+	}
+	gauge := func(name, help string, value func() int) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
+	}
+	reg.MustRegister(m.overhead, m.disputes, m.commitWait, m.panics,
+		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _ := live(); return n }),
+		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _ := live(); return n }),
+		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { _, _, n := live(); return n }))
+	m.resolve()
+	return m
+}
+
+// resolve makes every series with a closed set of labels appear from the start,
+// so that a rate over it never misses the first count.
+func (m *metrics) resolve() {
+	for _, d := range []direction{ingress, egress} {
+		for _, r := range wire.Refusals() {
+			m.refusals.WithLabelValues(string(d), string(r))
+		}
+	}
+	for _, r := range attribution.Reasons() {
+		m.abstentions.WithLabelValues(string(r))
+	}
+	for _, e := range []ancestry.Evidence{
+		ancestry.EvidenceRunID, ancestry.EvidenceTraceState, ancestry.EvidenceTraceID, ancestry.EvidenceProxyCredential,
+		ancestry.EvidenceBasePath, ancestry.EvidenceConversation, ancestry.EvidenceSingleFlight,
+	} {
+		m.links.WithLabelValues(string(e))
+	}
+	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
+		m.commits.WithLabelValues(string(o))
+	}
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitTunnels, limitDepth, limitVisits} {
+		m.limits.WithLabelValues(l)
+	}
+	for _, k := range []tunnelKind{tunnelTLS, tunnelHTTP1, tunnelH2C, tunnelOther} {
+		m.tunnels.WithLabelValues(string(k))
+	}
+}
+
+// commitOutcome says how the wait for a durable link ended.
+type commitOutcome string
+
+const (
+	commitDurable commitOutcome = "durable"
+	commitTimeout commitOutcome = "timeout" // the answer went first
+	commitLost    commitOutcome = "lost"    // the link was not stored
+)
+
+// limit counts a bound that was reached.
+func (m *metrics) limit(name string) { m.limits.WithLabelValues(name).Inc() }
+
+// refused counts a message whose body was left as it was.
+func (m *metrics) refused(d direction, r wire.Refusal) {
+	m.refusals.WithLabelValues(string(d), string(r)).Inc()
+}
+
+// stamped counts a message that context was written into.
+func (m *metrics) stamped(d direction, protocol, carrier string) {
+	m.stamps.WithLabelValues(string(d), protocol, carrier).Inc()
+}
+
+// conflicting counts contexts of one message that belong to another trace than
+// the one that was taken.
+func (m *metrics) conflicting(d direction, n int) {
+	m.conflicts.WithLabelValues(string(d)).Add(float64(n))
+}
+
+// committed counts one wait.
+func (m *metrics) committed(o commitOutcome, since time.Time) {
+	m.commits.WithLabelValues(string(o)).Inc()
+	m.commitWait.Observe(time.Since(since).Seconds())
+}

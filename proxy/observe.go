@@ -1,0 +1,285 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// observe puts an observer on the answer, if there is anything to learn from
+// it. The bytes pass as they come.
+func (x *exchange) observe(resp *http.Response) {
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		x.failed = resp.StatusCode
+	}
+	contentType := resp.Header.Get("Content-Type")
+	stream := strings.HasPrefix(contentType, "text/event-stream")
+	if stream && resp.Request.Method == http.MethodGet {
+		x.idle(resp.Request) // it listens; work begins with other requests
+	}
+	if resp.Body == nil || resp.Body == http.NoBody || !x.curious() {
+		return
+	}
+	if resp.Header["Content-Encoding"] != nil {
+		x.p.metrics.limit(limitAnswer)
+		return
+	}
+	o := &observer{ReadCloser: resp.Body, x: x, ctx: resp.Request.Context(), want: resp.ContentLength}
+	if stream {
+		o.events = &events{limit: x.policy.InspectedEvent}
+	} else if resp.ContentLength > x.policy.InspectedBody {
+		x.p.metrics.limit(limitAnswer)
+		return
+	}
+	resp.Body = o
+}
+
+// curious reports whether an answer can tell of a run, its id or its end.
+func (x *exchange) curious() bool {
+	return x.msg.Protocol != wire.None || x.head.openwop != openwop.None
+}
+
+// observer reads an answer as it passes. What it learns takes effect before the
+// bytes that said so are handed on.
+type observer struct {
+	io.ReadCloser
+	x      *exchange
+	ctx    contextDone
+	want   int64   // Content-Length, or -1
+	events *events // of a stream; nil: the body is one document
+
+	seen  []byte // the document so far; nil once it is read or too long
+	total int64
+	tries int // attempts at a document whose end is not announced
+	done  bool
+}
+
+// contextDone is as much of a context as waiting takes.
+type contextDone interface{ Done() <-chan struct{} }
+
+// documentTries bounds the attempts at a document of unknown length: each chunk
+// that ends in a bracket may be the last.
+const documentTries = 16
+
+func (o *observer) Read(b []byte) (int, error) {
+	n, err := o.ReadCloser.Read(b)
+	if !o.done && (n > 0 || err != nil) {
+		o.x.guard(func() { o.see(b[:n], err == io.EOF) })
+	}
+	if err != nil && err != io.EOF {
+		o.x.broken = err
+	}
+	o.x.awaitCommit(o.ctx)
+	return n, err
+}
+
+func (o *observer) see(chunk []byte, last bool) {
+	if o.events != nil {
+		o.events.write(chunk, func(data []byte) { o.x.learn(data) }, func() { o.x.p.metrics.limit(limitEvent) })
+		return
+	}
+	o.total += int64(len(chunk))
+	if o.total > o.x.policy.InspectedBody {
+		o.x.p.metrics.limit(limitAnswer)
+		o.seen, o.done = nil, true
+		return
+	}
+	o.seen = append(o.seen, chunk...)
+	whole := last || o.total == o.want
+	if !whole && o.want < 0 && o.tries < documentTries && endsInBracket(chunk) {
+		o.tries++
+		whole = wire.Complete(o.seen)
+	}
+	if whole {
+		o.x.learn(o.seen)
+		o.seen, o.done = nil, true
+	}
+}
+
+func endsInBracket(b []byte) bool {
+	b = bytes.TrimRight(b, " \t\r\n")
+	return len(b) > 0 && (b[len(b)-1] == '}' || b[len(b)-1] == ']')
+}
+
+// learn takes from one document or event what it says about the exchange's run.
+func (x *exchange) learn(data []byte) {
+	if x.head.openwop != openwop.None {
+		x.learnOpenWOP(data)
+		return
+	}
+	a, ok := wire.ReadAnswer(data, x.msg.Protocol, x.head.hints.REST || x.body == nil)
+	if !ok {
+		return
+	}
+	if a.Kind == wire.Batch {
+		x.answered = true
+		return
+	}
+	if a.Kind == wire.Request || a.Kind == wire.Notification {
+		x.learnTask(a) // notifications/tasks
+		return
+	}
+	if x.msg.Kind == wire.Request && a.ID != "" && a.ID != x.msg.ID {
+		return // on a stream that serves several requests
+	}
+	x.learnTask(a)
+	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" || a.State.Terminal() || a.BareMessage {
+		x.answered = true
+	}
+	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" {
+		x.finish(x.errorType(a.ErrorCode, a.ToolError), a.ErrorCode, a.ErrorMessage)
+	}
+}
+
+// learnTask follows the task that a message tells of: its id is the host's own
+// id of the run, and its state says whether the run goes on.
+func (x *exchange) learnTask(a wire.Answer) {
+	mcpTask := x.msg.Protocol == wire.MCP && a.TaskID != ""
+	x.stays = x.stays || mcpTask && !a.State.Terminal() || a.ResultType == "input_required" ||
+		x.msg.Protocol == wire.A2A && a.State != "" && !a.State.Terminal()
+	if a.ResultType == "input_required" && len(a.RequestState) > 0 {
+		x.bind(requestStateKey(a.RequestState))
+	}
+	if a.TaskID == "" {
+		return
+	}
+	id, err := ancestry.ParseRunID(a.TaskID)
+	if err != nil {
+		return
+	}
+	if x.dir == egress {
+		x.nameChild(id)
+	} else {
+		x.nameRun(id, a)
+	}
+	if x.msg.Protocol == wire.A2A && (x.dir == ingress || x.policy.SessionsPerRun) {
+		x.bind(attribution.Key{Kind: attribution.KindA2ATask, ID: a.TaskID})
+		if a.ContextID != "" {
+			x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: a.ContextID})
+		}
+	}
+}
+
+// nameRun gives the run of an inbound exchange the id that the host has told,
+// and ends the run that an answer says has ended, whichever request asked.
+func (x *exchange) nameRun(id ancestry.RunID, a wire.Answer) {
+	if x.starts && x.run != nil {
+		x.alias(id)
+	}
+	if !a.State.Terminal() {
+		return
+	}
+	if run := x.p.runs.Known(id); run != nil {
+		x.p.runs.End(run)
+	}
+}
+
+// alias makes id the host's name of the run that began with this exchange.
+func (x *exchange) alias(id ancestry.RunID) {
+	first := x.run.First
+	if id == x.run.ID() {
+		return
+	}
+	x.run = x.p.runs.Alias(x.run, id)
+	x.record(ancestry.Link{Run: first, Alias: id, Time: x.began.UTC()})
+}
+
+// nameChild gives the child that the callee's proxy has named the id that the
+// callee itself goes by.
+func (x *exchange) nameChild(id ancestry.RunID) {
+	if x.child.Run == "" || x.child.Alias != "" || x.child.Run == id {
+		return
+	}
+	x.child.Alias = id
+	x.record(x.child)
+	x.commit = nil // noted for our own use; the host's answer need not wait
+}
+
+// requestStateKey is the conversation of an MCP call that the server has
+// answered with a question: the retry bears what the question bore.
+func requestStateKey(state []byte) attribution.Key {
+	return attribution.Key{Kind: "mcp-request-state", ID: digest(state)}
+}
+
+// learnOpenWOP follows the host's own API: the id of a run that was created,
+// and the end of a run that somebody reads.
+func (x *exchange) learnOpenWOP(data []byte) {
+	if x.dir == egress {
+		return
+	}
+	switch x.head.openwop {
+	case openwop.Create, openwop.Fork:
+		raw, ok := openwop.Created(data)
+		id, err := ancestry.ParseRunID(raw)
+		if !ok || err != nil || x.run == nil {
+			return
+		}
+		x.alias(id)
+		x.stays, x.answered = true, true
+	default:
+		if !openwop.Ended(x.head.openwop, data) {
+			return
+		}
+		for _, parse := range []func(string) (ancestry.RunID, error){ancestry.ParseSegmentV1, ancestry.ParseSegmentV2} {
+			id, err := parse(x.head.segment)
+			if err != nil {
+				continue
+			}
+			if run := x.p.runs.Known(id); run != nil {
+				x.p.runs.End(run)
+				return
+			}
+		}
+	}
+}
+
+// end settles what is left when the response has been sent, or cannot be.
+func (x *exchange) end(r *http.Request) {
+	x.idle(r)
+	if x.broken != nil && x.outcome == outcomeAnswered {
+		x.outcome = outcomeUpstream
+	}
+	if r.Context().Err() != nil && x.outcome == outcomeAnswered && !x.answered {
+		x.outcome = outcomeClient
+	}
+	x.p.metrics.exchanges.WithLabelValues(string(x.dir), x.protocol(), string(x.outcome)).Inc()
+	switch {
+	case x.outcome == outcomeUpstream:
+		x.finish("upstream", "", "upstream failed")
+	case x.outcome == outcomeClient:
+		x.finish("cancelled", "", "client gone")
+	case x.failed != 0:
+		x.finish("_OTHER", "", http.StatusText(x.failed))
+	default:
+		x.finish("", "", "")
+	}
+	if x.dir == ingress && x.run != nil && x.starts && x.over() {
+		x.p.runs.End(x.run)
+	}
+}
+
+// over reports whether the run that began with this exchange ends with it. A
+// client that hangs up ends neither an A2A task nor, before the 2026 revision,
+// an MCP request: the host works on, and may be asked for the answer later.
+func (x *exchange) over() bool {
+	switch {
+	case x.failed != 0 || x.outcome == outcomeUpstream || x.outcome == outcomeRefused:
+		return true
+	case x.stays:
+		return false
+	case x.msg.Protocol == wire.A2A:
+		return x.answered
+	case x.msg.Protocol == wire.MCP && x.outcome == outcomeClient:
+		return x.msg.ProtocolVersion >= "2026"
+	}
+	return true
+}

@@ -1,0 +1,127 @@
+package proxy
+
+import (
+	"crypto/subtle"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+)
+
+// Policy is what may change while the proxy runs. A zero field means its
+// default, if it has one.
+type Policy struct {
+	Starts     func(method, escapedPath string) bool // plain HTTP requests that start a run; nil: none
+	MCPMethods []string                              // MCP methods that start a run; default tools/call, resources/read, prompts/get
+
+	AncestryHeader string        // default Run-Ancestry
+	RunIDHeader    string        // default Run-Id
+	CommitTimeout  time.Duration // an answer waits this long for its link to be durable; default 100 ms
+
+	RewriteHost    bool                     // send the upstream's own Host; default: the caller's
+	AllowedHosts   func(host string) bool   // with RewriteHost: values of Host that are let through; nil: all
+	AllowedOrigins func(origin string) bool // with RewriteHost: values of Origin that are let through; nil: all
+
+	Secret        string // password that makes the user name of a proxy credential a run id; empty: none does
+	ConnectPorts  []int  // ports that CONNECT may reach; empty: any
+	DenyLinkLocal bool   // refuse to dial link-local and metadata addresses
+
+	TrustCaller      func(netip.Addr) bool      // callers whose context and ancestry are taken; nil: all
+	TrustDestination func(hostport string) bool // who is told ancestry and baggage; nil: all
+
+	Tylo              func(hostport string) bool // who is sent Tylo carriers too; nil: nobody
+	A2AInMessage      func(hostport string) bool // who is sent context in A2A messages even where there was none; nil: nobody
+	AncestryInMessage func(hostport string) bool // who is sent Run-Ancestry in MCP _meta too; nil: nobody
+	SessionsPerRun    bool                       // the host opens each client session and conversation for one run only
+
+	Sample      float64  // share of the traces begun here that are marked as sampled when no spans are made
+	Propagators []string // foreign formats adopted: b3, jaeger, xray, ottrace
+
+	InspectedBody    int64         // longer bodies pass unread; default 4 MiB
+	InspectedEvent   int           // longer SSE events pass unread; default 1 MiB
+	BodyPatience     time.Duration // a body that takes longer to arrive passes unread; default 10 s
+	MaxDepth         int           // a delegation deeper than this is refused; 0: never
+	MaxVisitsPerHost int           // a run above which this host stands more often is refused; 0: never
+}
+
+// policy is a Policy made ready for use.
+type policy struct {
+	Policy
+	mcpMethods map[string]bool
+	foreign    []foreignFormat
+}
+
+// compile fills in defaults and checks what a caller can get wrong.
+func (p Policy) compile() (*policy, error) {
+	if p.AncestryHeader == "" {
+		p.AncestryHeader = ancestry.HeaderRunAncestry
+	}
+	if p.RunIDHeader == "" {
+		p.RunIDHeader = ancestry.HeaderRunID
+	}
+	p.AncestryHeader, p.RunIDHeader = http.CanonicalHeaderKey(p.AncestryHeader), http.CanonicalHeaderKey(p.RunIDHeader)
+	if p.CommitTimeout == 0 {
+		p.CommitTimeout = 100 * time.Millisecond
+	}
+	if p.InspectedBody == 0 {
+		p.InspectedBody = 4 << 20
+	}
+	if p.InspectedEvent == 0 {
+		p.InspectedEvent = 1 << 20
+	}
+	if p.BodyPatience == 0 {
+		p.BodyPatience = 10 * time.Second
+	}
+	if p.MCPMethods == nil {
+		p.MCPMethods = []string{"tools/call", "resources/read", "prompts/get"}
+	}
+	c := &policy{Policy: p, mcpMethods: make(map[string]bool)}
+	for _, m := range p.MCPMethods {
+		c.mcpMethods[m] = true
+	}
+	for _, name := range p.Propagators {
+		f, ok := foreignFormats[name]
+		if !ok {
+			return nil, fmt.Errorf("proxy: unknown propagator %q", name)
+		}
+		c.foreign = append(c.foreign, f)
+	}
+	return c, nil
+}
+
+// trusts reports whether context from the caller at addr is taken.
+func (p *policy) trusts(addr string) bool {
+	if p.TrustCaller == nil {
+		return true
+	}
+	ap, err := netip.ParseAddrPort(addr)
+	return err == nil && p.TrustCaller(ap.Addr().Unmap())
+}
+
+// secretMatches compares in constant time.
+func (p *policy) secretMatches(password string) bool {
+	return p.Secret != "" && subtle.ConstantTimeCompare([]byte(password), []byte(p.Secret)) == 1
+}
+
+// authority returns host:port of a destination, with the port that its scheme
+// implies.
+func authority(u *url.URL) string {
+	switch {
+	case u.Port() != "":
+		return u.Host
+	case u.Scheme == "https":
+		return u.Host + ":443"
+	}
+	return u.Host + ":80"
+}
+
+// allows asks a rule that may be absent, and then says what its absence means.
+func allows[T any](rule func(T) bool, subject T, absent bool) bool {
+	if rule == nil {
+		return absent
+	}
+	return rule(subject)
+}

@@ -1,0 +1,153 @@
+// Package proxy is the data path: Ingress stands in front of the host, adopts
+// the context of each call that arrives and starts its run; Egress stands
+// behind it, attributes each call that leaves to a run and stamps that run's
+// context into it.
+//
+// The package promises two things before all others. Traffic comes first: what
+// it cannot read, or fails to edit, passes as it came, and no fault of its own
+// fails, delays without bound, or changes a call. And a parent is asserted on
+// evidence only: where there is none, the call is attributed to no run and the
+// reason is counted.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// Recorder keeps the links that the data path observes. *ancestry.Recorder is
+// one. Record must not block.
+type Recorder interface {
+	Record(ancestry.Link) ancestry.Commit
+	Lookup(context.Context, ancestry.RunID) (ancestry.Link, error)
+}
+
+// Options configure a Proxy for its lifetime. HostID, WellKnown, Upstream and
+// Recorder are required.
+type Options struct {
+	HostID    string   // the host's stable id, as its peers know it
+	WellKnown string   // the host's public /.well-known/openwop URL
+	Upstream  *url.URL // the host itself
+	Recorder  Recorder
+
+	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
+	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
+	MaxRuns      int           // live runs at most; default 100 000
+	MaxBindings  int           // conversation ids bound at most; default 100 000
+	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
+	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
+
+	Tracer     trace.TracerProvider  // where our spans go; nil: no spans, span ids are handed on unchanged
+	Registerer prometheus.Registerer // default: metrics are not exposed
+	Logger     *slog.Logger          // default: discard
+}
+
+// Proxy serves both directions of one host.
+type Proxy struct {
+	o           Options
+	policy      atomic.Pointer[policy]
+	runs        *attribution.Table
+	metrics     *metrics
+	tracer      trace.Tracer    // nil: no spans
+	transport   *http.Transport // to the host
+	outbound    *http.Transport // to the world
+	outboundH2C *http.Transport
+	tylo        *wire.TyloTable
+	tunnels     tunnels
+}
+
+// New checks o and p and returns a Proxy. It opens nothing and starts nothing.
+func New(o Options, p Policy) (*Proxy, error) {
+	if o.HostID == "" || o.WellKnown == "" || o.Upstream == nil || o.Recorder == nil {
+		return nil, errors.New("proxy: HostID, WellKnown, Upstream and Recorder are required")
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.MaxTunnels == 0 {
+		o.MaxTunnels = 10_000
+	}
+	px := &Proxy{
+		o: o,
+		runs: attribution.NewTable(attribution.Options{
+			HostID: o.HostID, TTL: o.RunTTL, Quarantine: o.Quarantine,
+			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight,
+		}),
+		tunnels: tunnels{limit: o.MaxTunnels},
+		tylo:    wire.NewTyloTable(tyloIDs, time.Hour),
+	}
+	if err := px.SetPolicy(p); err != nil {
+		return nil, err
+	}
+	if o.Tracer != nil {
+		px.tracer = o.Tracer.Tracer(tracerName)
+	}
+	px.transport = newTransport(nil)
+	px.outbound = newTransport(px.dialOut)
+	px.outboundH2C = newTransport(px.dialOut)
+	px.outboundH2C.Protocols = h2cOnly()
+	px.metrics = newMetrics(o.Registerer, func() (int, int, int) {
+		runs, bindings := px.runs.Len()
+		return runs, bindings, px.tunnels.len()
+	})
+	return px, nil
+}
+
+// SetPolicy replaces the policy. Exchanges that have begun keep the one they
+// began with.
+func (p *Proxy) SetPolicy(pol Policy) error {
+	ready, err := pol.compile()
+	if err != nil {
+		return err
+	}
+	p.policy.Store(ready)
+	return nil
+}
+
+// Drain waits until every CONNECT tunnel is closed, or cuts what is left when
+// ctx ends. Call it after the egress listener has stopped accepting.
+func (p *Proxy) Drain(ctx context.Context) error {
+	err := p.tunnels.drain(ctx)
+	// A connection that was opened and never used holds up the next server's
+	// own shutdown for five seconds.
+	for _, t := range []*http.Transport{p.transport, p.outbound, p.outboundH2C} {
+		t.CloseIdleConnections()
+	}
+	return err
+}
+
+// Live lists the runs that are live now, longest idle first.
+func (p *Proxy) Live() []ancestry.LiveRun {
+	runs := []ancestry.LiveRun{}
+	for r, active := range p.runs.Live {
+		l := ancestry.LiveRun{
+			Run: r.First, Parent: r.Chain.Parent(), Trace: r.Trace,
+			Operation: r.Operation, Began: r.Started, Active: active,
+		}
+		if id := r.ID(); id != r.First {
+			l.Alias = id
+		}
+		runs = append(runs, l)
+	}
+	return runs
+}
+
+// tyloIDs bounds the ids of Tylo whose spelling is remembered.
+const tyloIDs = 10_000
+
+// discardLog is for servers whose complaints are about peers, not about us.
+var discardLog = log.New(io.Discard, "", 0)

@@ -1,0 +1,266 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+)
+
+// tunnels knows every CONNECT tunnel that is open. http.Server forgets a
+// connection once it is hijacked, so the drain must count them itself.
+type tunnels struct {
+	mu    sync.Mutex
+	open  map[*tunnel]struct{}
+	limit int
+	empty chan struct{} // non-nil while a drain waits; closed with the last tunnel
+}
+
+// tunnel is one open CONNECT tunnel.
+type tunnel struct {
+	set      *tunnels
+	target   string         // host:port of the CONNECT request
+	run      ancestry.RunID // from the credential of the CONNECT request, if any
+	client   net.Conn
+	upstream net.Conn
+	dial     dialFunc // for connections beyond upstream
+
+	mu     sync.Mutex
+	quiet  bool         // nobody has spoken yet
+	server *http.Server // once the tunnel is known to carry HTTP
+}
+
+// add reports false when there are too many.
+func (s *tunnels) add(t *tunnel) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.open) >= s.limit {
+		return false
+	}
+	if s.open == nil {
+		s.open = make(map[*tunnel]struct{})
+	}
+	s.open[t] = struct{}{}
+	return true
+}
+
+func (s *tunnels) remove(t *tunnel) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, t)
+	if s.empty != nil && len(s.open) == 0 {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+func (s *tunnels) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// drain waits until the last tunnel is closed. Tunnels that carry HTTP are
+// asked to finish what is in flight; blind ones may go on until ctx ends, when
+// whatever is left is cut.
+func (s *tunnels) drain(ctx context.Context) error {
+	s.mu.Lock()
+	if len(s.open) == 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	empty := make(chan struct{})
+	s.empty = empty
+	for t := range s.open {
+		go t.finish(ctx) // ends with ctx
+	}
+	s.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	cut := len(s.open)
+	for t := range s.open {
+		t.close()
+	}
+	s.mu.Unlock()
+	if cut == 0 {
+		return nil
+	}
+	return errors.New("drain: tunnels were still open and have been cut")
+}
+
+// finish lets the HTTP exchanges inside t end and takes no new ones. A tunnel
+// in which nobody has spoken is closed.
+func (t *tunnel) finish(ctx context.Context) {
+	t.mu.Lock()
+	srv, quiet := t.server, t.quiet
+	t.mu.Unlock()
+	switch {
+	case srv != nil:
+		_ = srv.Shutdown(ctx) // drain reports what is left
+	case quiet:
+		t.close()
+	}
+}
+
+func (t *tunnel) close() {
+	_ = t.client.Close()
+	_ = t.upstream.Close()
+}
+
+// serve runs the tunnel to its end. exchange handles a request found inside.
+func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
+	defer t.set.remove(t)
+	defer t.close()
+	client := bufio.NewReader(t.client)
+	t.mu.Lock()
+	t.quiet = true
+	t.mu.Unlock()
+	kind, early, err := sniff(client, t.client, t.upstream)
+	if err != nil {
+		return
+	}
+	t.mu.Lock()
+	t.quiet = false
+	t.mu.Unlock()
+	opened(kind)
+	switch kind {
+	case tunnelHTTP1, tunnelH2C:
+		t.serveHTTP(kind, client, exchange)
+	default:
+		t.pipe(client, early)
+	}
+}
+
+// pipe passes bytes both ways until both sides have finished, keeping half-open
+// connections half open.
+func (t *tunnel) pipe(client *bufio.Reader, early []byte) {
+	if _, err := t.client.Write(early); err != nil {
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		head, _ := client.Peek(client.Buffered())
+		if _, err := t.upstream.Write(head); err == nil {
+			_, _ = io.Copy(t.upstream, t.client) // an error ends this direction, like its end does
+		}
+		closeWrite(t.upstream)
+	})
+	both.Go(func() {
+		_, _ = io.Copy(t.client, t.upstream)
+		closeWrite(t.client)
+	})
+	both.Wait()
+}
+
+// closeWrite ends one direction of c, or all of it where that is not possible.
+func closeWrite(c net.Conn) {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+		return
+	}
+	_ = c.Close()
+}
+
+// serveHTTP serves the requests inside the tunnel until the client hangs up.
+// They leave through the tunnel's own upstream connection, so that whoever
+// counts on one connection being one peer still may.
+func (t *tunnel) serveHTTP(kind tunnelKind, client *bufio.Reader, exchange http.Handler) {
+	tr := t.transport(kind)
+	defer tr.CloseIdleConnections()
+	conn := &onceConn{Conn: t.client, r: client, closed: make(chan struct{})}
+	srv := &http.Server{
+		Protocols:         new(http.Protocols),
+		ReadHeaderTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context {
+			return context.WithValue(context.Background(), tunnelKey{}, &inTunnel{t, tr})
+		},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.URL.Scheme, r.URL.Host = "http", t.target
+			exchange.ServeHTTP(w, r)
+		}),
+		ErrorLog: discardLog,
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	t.mu.Lock()
+	t.server = srv
+	t.mu.Unlock()
+	_ = srv.Serve(&onceListener{conn: conn}) // ends when conn is closed, or at once by Shutdown
+	<-conn.closed
+}
+
+// tunnelKey is the context key of *inTunnel.
+type tunnelKey struct{}
+
+// inTunnel is what a request found in a tunnel takes from it.
+type inTunnel struct {
+	*tunnel
+	rt http.RoundTripper
+}
+
+// transport returns a Transport that uses the connection which is open already
+// before it dials others to the same target.
+func (t *tunnel) transport(kind tunnelKind) *http.Transport {
+	ready := make(chan net.Conn, 1)
+	ready <- t.upstream
+	tr := newTransport(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		select {
+		case c := <-ready:
+			return c, nil
+		default:
+			return t.dial(ctx, network, addr)
+		}
+	})
+	tr.Protocols = new(http.Protocols)
+	tr.Protocols.SetHTTP1(kind == tunnelHTTP1)
+	tr.Protocols.SetUnencryptedHTTP2(kind == tunnelH2C)
+	return tr
+}
+
+// onceConn is a connection whose first bytes were looked at already, and which
+// tells when it is closed.
+type onceConn struct {
+	net.Conn
+	r      *bufio.Reader
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *onceConn) Read(b []byte) (int, error) { return c.r.Read(b) }
+
+func (c *onceConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { close(c.closed) })
+	return err
+}
+
+// onceListener accepts one connection and ends with it.
+type onceListener struct {
+	conn     *onceConn
+	accepted bool // Accept is called by one goroutine only
+}
+
+func (l *onceListener) Accept() (net.Conn, error) {
+	if !l.accepted {
+		l.accepted = true
+		return l.conn, nil
+	}
+	<-l.conn.closed
+	return nil, net.ErrClosed
+}
+
+// Close does not unblock Accept: Shutdown calls it while the exchange in flight
+// goes on, and Serve's return is of no interest before that has ended.
+func (l *onceListener) Close() error { return nil }
+
+func (l *onceListener) Addr() net.Addr { return l.conn.LocalAddr() }
