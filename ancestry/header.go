@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -216,7 +215,7 @@ func (c Chain) bound() Chain {
 func (c Chain) Nearest(n int) Chain {
 	depth := c.Count()
 	n = min(n, len(c.Ancestors))
-	c.Ancestors = slices.Clip(c.Ancestors[:n])
+	c.Ancestors = c.Ancestors[:n:n]
 	c.More, c.Depth = depth > n, 0
 	if c.More {
 		c.Depth = depth

@@ -135,10 +135,15 @@ func (r *Recorder) overlay() *overlay {
 // run and what the store knows of it. One run may be named by several links,
 // each with a name that the next one lacks.
 func (o *overlay) reach(ctx context.Context, ids ...RunID) error {
-	for n := -1; n != len(o.found); {
-		n = len(o.found)
-		o.spread()
-		for _, l := range o.links {
+	for n := -1; n != len(o.touched); {
+		n = len(o.touched)
+		o.links = o.links[:0]
+		for _, l := range o.queued {
+			if !o.touched[l.Key()] && (l.Alias == "" || !o.touched[linkKey(l.Host, l.Alias)]) {
+				continue
+			}
+			o.links = append(o.links, l)
+			o.touch(l)
 			if l.Host == "" {
 				ids = append(ids, l.Run, l.Alias)
 			}
@@ -148,6 +153,7 @@ func (o *overlay) reach(ctx context.Context, ids ...RunID) error {
 				return err
 			}
 		}
+		ids = ids[:0]
 	}
 	return nil
 }
@@ -171,26 +177,11 @@ func (o *overlay) find(ctx context.Context, id RunID) error {
 	return nil
 }
 
-// touch adds the names of l and reports whether one was new.
-func (o *overlay) touch(l Link) bool {
-	n := len(o.touched)
+// touch adds the names of l.
+func (o *overlay) touch(l Link) {
 	o.touched[l.Key()] = true
 	if l.Alias != "" {
 		o.touched[linkKey(l.Host, l.Alias)] = true
-	}
-	return len(o.touched) > n
-}
-
-// spread follows names among the queued links until none is added.
-func (o *overlay) spread() {
-	for grown := true; grown; {
-		grown, o.links = false, o.links[:0]
-		for _, l := range o.queued {
-			if o.touched[l.Key()] || l.Alias != "" && o.touched[linkKey(l.Host, l.Alias)] {
-				o.links = append(o.links, l)
-				grown = o.touch(l) || grown
-			}
-		}
 	}
 }
 

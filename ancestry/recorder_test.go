@@ -405,6 +405,43 @@ func TestRecorderReadsWhatIsQueued(t *testing.T) {
 	}
 }
 
+// A page of the store may shrink when a queued link makes two of its runs one.
+// What lies beyond it must not slip into its place.
+func TestRecorderListsNoFurtherThanTheStore(t *testing.T) {
+	m := ancestry.NewMemory()
+	r := ancestry.NewRecorder(m, ancestry.RecorderOptions{})
+	c := func(i int, alias ancestry.RunID) ancestry.Link {
+		l := run(i)
+		l.Alias, l.Trace, l.Reason = alias, ancestry.TraceID{1}, ""
+		l.Chain.Ancestors = []ancestry.Ancestor{{Run: "p", Host: "h", Cause: ancestry.CauseDispatch}}
+		return l
+	}
+	if err := m.Record(t.Context(), []ancestry.Link{c(1, "host-1"), c(2, ""), c(3, "")}); err != nil {
+		t.Fatal(err)
+	}
+	r.Record(ancestry.Link{Run: "run-2", Alias: "host-1"}) // a replay of run-1
+	r.Record(c(4, ""))
+	runs := func(links []ancestry.Link) string {
+		var ids []string
+		for _, l := range links {
+			ids = append(ids, string(l.Run))
+		}
+		return strings.Join(ids, " ")
+	}
+	links, err := r.Trace(t.Context(), ancestry.TraceID{1}, 2)
+	if got := runs(links); got != "run-1" || err != nil {
+		t.Errorf("Trace, at most 2 = %q, %v, want run-1", got, err)
+	}
+	links, next, err := r.Children(t.Context(), "p", "", 2)
+	if got := runs(links); got != "run-1" || err != nil {
+		t.Errorf("Children, first page = %q, %v, want run-1", got, err)
+	}
+	links, next, err = r.Children(t.Context(), "p", next, 2)
+	if got := runs(links); got != "run-3 run-4" || next != "" || err != nil {
+		t.Errorf("Children, second page = %q, %q, %v, want run-3 run-4", got, next, err)
+	}
+}
+
 // queued is a Store that reads from a Recorder. With a gate, every other call
 // waits until everything is stored; without, nothing ever is.
 type queued struct {

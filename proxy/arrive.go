@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/wopproxy/wopproxy/ancestry"
@@ -23,35 +25,45 @@ const (
 	reasonContinued  = "continued"        // the run began before the proxy could see it
 )
 
+// read decides what a request to the host is, before anything is done with it.
+func (x *exchange) read(r *http.Request) {
+	x.trusted = x.policy.trusts(r.RemoteAddr)
+	if x.starts = x.startsRun(r); x.starts {
+		x.chain, x.reason = x.callersAncestry(r)
+	}
+}
+
 // arrive adopts the context of a request that comes to the host and, if a run
 // begins with it, starts that run.
 func (x *exchange) arrive(r *http.Request) {
-	trusted := x.policy.trusts(r.RemoteAddr)
 	// A host that forwards headers would otherwise hand on, as its own word,
 	// what a stranger has claimed.
 	delete(r.Header, x.policy.RunIDHeader)
-
-	x.starts = x.startsRun(r)
 	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
-		x.noteOther(r)
+		x.noteOther()
 		return // carries what it carries
 	}
-	x.adopt(r, trusted)
-	if !x.starts || !x.continueRun(r) {
-		x.openSpan(trace.SpanKindServer, r)
+	x.adopt(r)
+	if x.starts {
+		x.continueRun(r)
 	}
+	x.openSpan(trace.SpanKindServer, r)
 	switch {
 	case x.run != nil:
+		x.rejoin()
 	case x.starts:
-		x.startRun(r, trusted)
+		x.startRun(r)
 	default:
-		x.noteOther(r)
+		x.noteOther()
 	}
-	if x.run != nil {
-		x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
-		r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
-	} else {
+	if x.run == nil {
 		x.context.State = x.context.State.Without(stateKey)
+		return
+	}
+	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
+	r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
+	if x.span != nil {
+		x.span.SetAttributes(attribute.String("wopproxy.run.id", string(x.run.ID())))
 	}
 }
 
@@ -63,6 +75,9 @@ const stateKey = "wop"
 func (x *exchange) startsRun(r *http.Request) bool {
 	switch x.msg.Protocol {
 	case wire.MCP:
+		if x.body == nil { // too long or compressed; the 2026 revision says in a header what it is
+			return r.Method == http.MethodPost && x.policy.mcpMethods[r.Header.Get("Mcp-Method")]
+		}
 		if x.msg.Kind == wire.Request {
 			return x.policy.mcpMethods[x.msg.Method]
 		}
@@ -95,7 +110,7 @@ func (x *exchange) sends() bool {
 // noteOther keeps single-flight honest: while a request is in flight that is no
 // run, whatever the host calls may be on its behalf. What only answers or
 // notifies asks for no work; what only reads leaves none behind.
-func (x *exchange) noteOther(r *http.Request) {
+func (x *exchange) noteOther() {
 	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification {
 		return
 	}
@@ -115,9 +130,9 @@ func (x *exchange) idle(r *http.Request) {
 // adopt takes the context of the first carrier that has a valid one. What the
 // others say becomes a link, and so does all of it when the caller is not
 // trusted.
-func (x *exchange) adopt(r *http.Request, trusted bool) {
+func (x *exchange) adopt(r *http.Request) {
 	found := x.contexts(r)
-	if !trusted {
+	if !x.trusted {
 		x.strayed(found[:]...)
 		return
 	}
@@ -140,30 +155,31 @@ func (x *exchange) strayed(contexts ...spanContext) {
 }
 
 // continueRun recognises a request that goes on with a run instead of starting
-// one: a later turn of an A2A task, or the retry of an MCP call that had asked
-// for more input. The first parent of that run stays.
-func (x *exchange) continueRun(r *http.Request) bool {
-	switch {
-	case x.msg.Protocol == wire.A2A && x.msg.TaskID != "":
-		id, err := ancestry.ParseRunID(x.msg.TaskID)
-		if err != nil {
-			return false
-		}
-		x.run = x.p.knownRun(r.Context(), id)
-		if x.run == nil {
-			x.run = &attribution.Run{First: id}
-			x.openSpan(trace.SpanKindServer, r)
-			x.beginRun(r, ancestry.Chain{}, "", reasonContinued)
-			return true
-		}
-	case len(x.msg.RequestState) > 0:
+// one: a later turn of an A2A task, or the retry of an MCP call that the server
+// has answered with a question. The first parent of that run stays.
+func (x *exchange) continueRun(r *http.Request) {
+	if len(x.msg.RequestState) > 0 {
 		x.run = x.p.runs.Bound(requestStateKey(x.msg.RequestState))
+		return
 	}
-	if x.run == nil {
-		return false
+	if x.msg.Protocol != wire.A2A || x.msg.TaskID == "" {
+		return
 	}
-	x.openSpan(trace.SpanKindServer, r)
-	return true
+	id, err := ancestry.ParseRunID(x.msg.TaskID)
+	if err != nil {
+		return
+	}
+	if x.run = x.p.knownRun(r.Context(), id); x.run == nil {
+		// It began before the proxy could see it, with another message than this.
+		x.firstID, x.chain, x.reason = id, ancestry.Chain{}, reasonContinued
+	}
+}
+
+// rejoin makes the run of a request that goes on with it known in the request's
+// own trace and conversation, too.
+func (x *exchange) rejoin() {
+	x.p.runs.Rejoin(x.run, ancestry.TraceID(x.context.TraceID))
+	x.bindContext()
 }
 
 // knownRun returns the run of that id if it is live, or was and can be made
@@ -198,35 +214,36 @@ func (p *Proxy) storedRun(ctx context.Context, id ancestry.RunID) *attribution.R
 	return run
 }
 
-// startRun mints a run for this request and records who caused it.
-func (x *exchange) startRun(r *http.Request, trusted bool) {
-	x.run = &attribution.Run{First: ancestry.NewRunID(x.began)}
-	chain, reason := x.callersAncestry(r, trusted)
+// startRun begins a run with this request, makes it live and records who caused
+// it.
+func (x *exchange) startRun(r *http.Request) {
 	if x.head.openwop == openwop.Fork {
-		chain, reason = ancestry.Chain{}, reasonFork
+		x.chain, x.reason = ancestry.Chain{}, reasonFork
 	}
 	var evidence ancestry.Evidence
-	if chain.Parent() != nil {
+	if x.chain.Parent() != nil {
 		evidence = ancestry.EvidenceRunAncestry
 	}
-	x.beginRun(r, chain, evidence, reason)
-}
-
-// beginRun makes x.run live and records its link.
-func (x *exchange) beginRun(r *http.Request, chain ancestry.Chain, evidence ancestry.Evidence, reason string) {
 	c := x.context
-	run := x.run
-	run.Chain, run.Operation, run.Started = chain, x.operation(r), x.began
-	run.Trace, run.Span, run.Flags = ancestry.TraceID(c.TraceID), ancestry.SpanID(c.SpanID), c.Flags
-	run.State, run.Baggage = string(c.State.Without(stateKey)), c.Baggage
-	if !x.p.runs.Start(run) {
+	x.run = &attribution.Run{
+		First: cmp.Or(x.firstID, ancestry.NewRunID(x.began)), Chain: x.chain,
+		Trace: ancestry.TraceID(c.TraceID), Span: ancestry.SpanID(c.SpanID), Flags: c.Flags,
+		State: string(c.State.Without(stateKey)), Baggage: c.Baggage,
+		Operation: x.operation(r), Started: x.began,
+	}
+	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
 	}
 	x.record(ancestry.Link{
-		Run: run.First, Chain: chain, Evidence: evidence, Reason: reason,
-		Trace: run.Trace, Span: run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
-		Operation: run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
+		Run: x.run.First, Chain: x.chain, Evidence: evidence, Reason: x.reason,
+		Trace: x.run.Trace, Span: x.run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
+		Operation: x.run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
 	})
+	x.bindContext()
+}
+
+// bindContext ties the A2A conversation that a message belongs to to its run.
+func (x *exchange) bindContext() {
 	if id := x.msg.ContextID; id != "" && x.msg.Protocol == wire.A2A {
 		x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: id})
 	}
@@ -241,7 +258,7 @@ func (x *exchange) bind(k attribution.Key) {
 
 // callersAncestry reads Run-Ancestry, from the header or, where there is none,
 // from the message. What does not validate as a whole is not used in part.
-func (x *exchange) callersAncestry(r *http.Request, trusted bool) (chain ancestry.Chain, reason string) {
+func (x *exchange) callersAncestry(r *http.Request) (chain ancestry.Chain, reason string) {
 	values := r.Header[x.policy.AncestryHeader]
 	x.wants = len(values) > 0
 	if len(values) == 0 && x.msg.Ancestry != "" {
@@ -251,7 +268,7 @@ func (x *exchange) callersAncestry(r *http.Request, trusted bool) (chain ancestr
 	switch {
 	case len(values) == 0:
 		reason = reasonNoAncestry
-	case !trusted:
+	case !x.trusted:
 		reason, outcome = reasonUntrusted, "untrusted"
 	default:
 		var err error

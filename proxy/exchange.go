@@ -33,11 +33,12 @@ type exchange struct {
 	dir    direction
 	began  time.Time
 
-	head  head
-	msg   wire.Message
-	body  []byte        // the whole body, when it was read
-	rest  io.ReadCloser // the body, when it was not
-	clues attribution.Clues
+	head    head
+	msg     wire.Message
+	session string        // MCP session of the request
+	body    []byte        // the whole body, when it was read
+	rest    io.ReadCloser // the body, when it was not
+	clues   attribution.Clues
 
 	received spanContext  // the caller's context that counts; invalid: none
 	stray    []trace.Link // contexts that came along and do not count
@@ -45,6 +46,10 @@ type exchange struct {
 	span     trace.Span   // ours; nil: none is made
 	finished bool         // the span has ended and the metrics are counted
 
+	trusted  bool             // ingress: the caller may set context and ancestry
+	chain    ancestry.Chain   // ingress: the ancestry that the caller has sent
+	reason   string           // ingress: why the run has no parent
+	firstID  ancestry.RunID   // ingress: the id of a run whose beginning was not seen
 	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
 	starts   bool             // ingress: the run begins here
 	working  bool             // ingress: counted as other work
@@ -83,6 +88,7 @@ func exchangeOf(r *http.Request) *exchange {
 func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	x := &exchange{p: p, policy: p.policy.Load(), dir: dir, outcome: outcomeAnswered}
 	x.head = readHead(r)
+	x.session = r.Header.Get(headerMCPSession)
 	if x.head.refusal == wire.RefusedEncoded {
 		p.metrics.refused(dir, wire.RefusedEncoded)
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
@@ -26,6 +27,7 @@ func (p *Proxy) Ingress() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := p.begin(ingress, r)
 		defer x.end(r)
+		x.guard(func() { x.read(r) })
 		if f := x.refuse(r); f != nil {
 			x.outcome = outcomeRefused
 			f.write(w)
@@ -77,8 +79,8 @@ func prefixPath(u, base *url.URL) {
 	if base.Path == "" || base.Path == "/" {
 		return
 	}
-	raw := base.EscapedPath() + u.EscapedPath()
-	u.Path, u.RawPath = base.Path+u.Path, raw
+	raw := strings.TrimSuffix(base.EscapedPath(), "/") + u.EscapedPath()
+	u.Path, u.RawPath = strings.TrimSuffix(base.Path, "/")+u.Path, raw
 }
 
 // fromHost looks at the host's answer and holds it back until the link of its
@@ -111,26 +113,19 @@ func (x *exchange) refuse(r *http.Request) *failure {
 			return x.fail(http.StatusForbidden, "Host or Origin is not allowed here")
 		}
 	}
-	if p.MaxDepth == 0 && p.MaxVisitsPerHost == 0 || r.Header[p.AncestryHeader] == nil || !x.startsRun(r) || !p.trusts(r.RemoteAddr) {
-		return nil
-	}
-	chain, err := ancestry.ParseChain(r.Header[p.AncestryHeader])
-	if err != nil {
-		return nil
-	}
 	visits := 0
-	for _, a := range chain.Ancestors {
+	for _, a := range x.chain.Ancestors {
 		if a.Host == x.p.o.HostID {
 			visits++
 		}
 	}
 	switch {
-	case p.MaxDepth > 0 && chain.Count() > p.MaxDepth:
+	case p.MaxDepth > 0 && x.chain.Count() > p.MaxDepth:
 		x.p.metrics.limit(limitDepth)
-		return x.fail(http.StatusLoopDetected, "delegation is deeper than limits.maxDepth allows: "+chain.Header())
+		return x.fail(http.StatusLoopDetected, "delegation is deeper than limits.maxDepth allows: "+x.chain.Header())
 	case p.MaxVisitsPerHost > 0 && visits > p.MaxVisitsPerHost:
 		x.p.metrics.limit(limitVisits)
-		return x.fail(http.StatusLoopDetected, "delegation has visited this host more often than limits.maxVisitsPerHost allows: "+chain.Header())
+		return x.fail(http.StatusLoopDetected, "delegation has visited this host more often than limits.maxVisitsPerHost allows: "+x.chain.Header())
 	}
 	return nil
 }

@@ -16,15 +16,18 @@ import (
 func (x *exchange) leave(r *http.Request) {
 	found := x.contexts(r)
 	x.attribute(r, found)
-	x.outboundContext(r, found)
+	tells := allows(x.policy.TrustDestination, authority(r.URL), true)
+	x.nameAncestry(r, tells)
+	if x.run == nil && x.msg.Protocol == wire.None {
+		return // carries what it carries
+	}
+	x.outboundContext(found)
 	x.openSpan(trace.SpanKindClient, r)
 	// Ours alone: it tells the next host nothing.
 	x.context.State = x.context.State.Without(stateKey)
-	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
 	if !tells {
 		x.context.Baggage = ""
 	}
-	x.nameAncestry(r, tells)
 }
 
 // attribute asks the ladder whose call this is.
@@ -46,8 +49,8 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 			attribution.Key{Kind: attribution.KindA2ATask, ID: x.msg.TaskID},
 			attribution.Key{Kind: attribution.KindA2AContext, ID: x.msg.ContextID})
 	}
-	if session := r.Header.Get(headerMCPSession); session != "" && x.policy.SessionsPerRun {
-		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: session})
+	if x.session != "" && x.policy.SessionsPerRun {
+		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: x.session})
 	}
 	v := x.p.runs.Attribute(*c)
 	x.count(v)
@@ -84,24 +87,20 @@ func (x *exchange) count(v attribution.Verdict) {
 // one of that trace, else from the span that the run was handed. A context of
 // another trace is then an orphan that a library made up, and becomes a link.
 // A call that is not attributed keeps what it has.
-func (x *exchange) outboundContext(r *http.Request, found [len(carriers)]spanContext) {
-	want := ancestry.TraceID{}
-	if x.run != nil {
-		want = x.run.Trace
-	}
+func (x *exchange) outboundContext(found [len(carriers)]spanContext) {
 	for _, f := range found {
-		if f.Valid() && !x.received.Valid() && (want.IsZero() || want == ancestry.TraceID(f.TraceID)) {
+		if f.Valid() && !x.received.Valid() && x.belongs(f) {
 			x.received = f
 		}
 	}
-	if !x.received.Valid() && x.run != nil {
-		if want.IsZero() {
-			x.received = x.newContext()
-		} else {
-			x.received = spanContext{
-				TraceID: wire.TraceID(want), SpanID: wire.SpanID(x.run.Span),
-				Flags: x.run.Flags, State: wire.Tracestate(x.run.State), Baggage: x.run.Baggage,
-			}
+	switch run := x.run; {
+	case x.received.Valid() || run == nil:
+	case run.Trace.IsZero():
+		x.received = x.newContext()
+	default:
+		x.received = spanContext{
+			TraceID: wire.TraceID(run.Trace), SpanID: wire.SpanID(run.Span),
+			Flags: run.Flags, State: wire.Tracestate(run.State), Baggage: run.Baggage,
 		}
 	}
 	for _, f := range found {
@@ -110,6 +109,16 @@ func (x *exchange) outboundContext(r *http.Request, found [len(carriers)]spanCon
 			x.p.metrics.conflicting(x.dir, 1)
 		}
 	}
+}
+
+// belongs reports whether c, which the host sent, may continue: it is of a trace
+// of the run that the call belongs to, or nothing is known that speaks against
+// it.
+func (x *exchange) belongs(c spanContext) bool {
+	run := x.run
+	return run == nil || run.Trace.IsZero() || run.Trace == ancestry.TraceID(c.TraceID) ||
+		x.p.runs.Owns(run, ancestry.TraceID(c.TraceID)) ||
+		c.State.Member(stateKey) == x.p.runs.State(run) // derived from what we gave
 }
 
 // nameAncestry says who causes what the call starts. Where that is not known,
@@ -143,6 +152,14 @@ func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 		Run: x.run.ID(), Host: x.p.o.HostID, WellKnown: x.p.o.WellKnown, Cause: cause,
 	})
 	r.Header[name] = []string{x.sent.Header()}
+}
+
+// noteSession ties a session that the call has opened to the run, if the host
+// opens its sessions for one run each.
+func (x *exchange) noteSession(h http.Header) {
+	if id := h.Get(headerMCPSession); id != "" && x.policy.SessionsPerRun {
+		x.bind(attribution.Key{Kind: attribution.KindMCPSession, ID: id})
+	}
 }
 
 // noteChild records the run that the call has started on another host, whose

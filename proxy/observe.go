@@ -45,7 +45,7 @@ func (x *exchange) observe(resp *http.Response) {
 
 // curious reports whether an answer can tell of a run, its id or its end.
 func (x *exchange) curious() bool {
-	return x.msg.Protocol != wire.None || x.head.openwop != openwop.None
+	return x.msg.Protocol != wire.None || x.dir == ingress && x.head.openwop != openwop.None
 }
 
 // observer reads an answer as it passes. What it learns takes effect before the
@@ -116,7 +116,8 @@ func (x *exchange) learn(data []byte) {
 		x.learnOpenWOP(data)
 		return
 	}
-	a, ok := wire.ReadAnswer(data, x.msg.Protocol, x.head.hints.REST || x.body == nil)
+	bare := x.head.hints.REST || x.msg.Protocol == wire.A2A && x.body == nil
+	a, ok := wire.ReadAnswer(data, x.msg.Protocol, bare)
 	if !ok {
 		return
 	}
@@ -128,7 +129,11 @@ func (x *exchange) learn(data []byte) {
 		x.learnTask(a) // notifications/tasks
 		return
 	}
-	if x.msg.Kind == wire.Request && a.ID != "" && a.ID != x.msg.ID {
+	if x.msg.Kind != wire.Request && !bare {
+		x.lateAnswer(a)
+		return
+	}
+	if a.ID != "" && a.ID != x.msg.ID {
 		return // on a stream that serves several requests
 	}
 	x.learnTask(a)
@@ -167,6 +172,19 @@ func (x *exchange) learnTask(a wire.Answer) {
 			x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: a.ContextID})
 		}
 	}
+}
+
+// lateAnswer ends a run whose client went away before the answer: it comes on a
+// stream that the client has opened to fetch it.
+func (x *exchange) lateAnswer(a wire.Answer) {
+	if run := x.p.runs.Bound(x.requestKey(a.ID)); run != nil && x.dir == ingress {
+		x.p.runs.End(run)
+	}
+}
+
+// requestKey names a request of an MCP session, whose ids are unique in it.
+func (x *exchange) requestKey(id string) attribution.Key {
+	return attribution.Key{Kind: "mcp-request", ID: x.session + "\x00" + id}
 }
 
 // nameRun gives the run of an inbound exchange the id that the host has told,
@@ -262,8 +280,12 @@ func (x *exchange) end(r *http.Request) {
 	default:
 		x.finish("", "", "")
 	}
-	if x.dir == ingress && x.run != nil && x.starts && x.over() {
+	switch {
+	case x.dir != ingress || x.run == nil:
+	case x.over():
 		x.p.runs.End(x.run)
+	case x.msg.Protocol == wire.MCP && !x.answered && x.session != "":
+		x.bind(x.requestKey(x.msg.ID))
 	}
 }
 

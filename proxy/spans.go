@@ -71,8 +71,8 @@ func (x *exchange) attributes(r *http.Request) []attribute.KeyValue {
 	switch m.Protocol {
 	case wire.MCP:
 		a = append(a, attribute.String("mcp.method.name", x.operation(r)))
-		if v := r.Header.Get(headerMCPSession); v != "" {
-			a = append(a, attribute.String("mcp.session.id", v))
+		if x.session != "" {
+			a = append(a, attribute.String("mcp.session.id", x.session))
 		}
 		if m.ProtocolVersion != "" {
 			a = append(a, attribute.String("mcp.protocol.version", m.ProtocolVersion))
@@ -97,7 +97,7 @@ func (x *exchange) attributes(r *http.Request) []attribute.KeyValue {
 	}
 	a = append(a, attribute.String("network.transport", "tcp"), attribute.String("network.protocol.name", "http"),
 		attribute.String("network.protocol.version", protoVersion(r)))
-	if x.run != nil {
+	if x.run != nil { // on ingress it may not have begun yet
 		a = append(a, attribute.String("wopproxy.run.id", string(x.run.ID())))
 	}
 	if x.evidence != "" {
@@ -171,6 +171,9 @@ func (x *exchange) errorType(code string, toolError bool) string {
 // observeOperation feeds the histograms of the conventions. Names that peers
 // invent are folded into _OTHER, and so are codes.
 func (x *exchange) observeOperation(kind, code string) {
+	if x.msg.Kind == wire.Unknown && !x.head.hints.REST {
+		return // a GET that listens, or a body that could not be read
+	}
 	took := time.Since(x.began).Seconds()
 	m := x.p.metrics
 	name := "_OTHER"

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -173,6 +175,18 @@ func (d *demo) show(ctx context.Context, w io.Writer, many int) error {
 type tally struct {
 	runs, traces                      int
 	asserted, right, wrong, abstained int
+	evidence                          map[ancestry.Evidence]int // what the callers' proxies went by
+}
+
+// add adds the tally of one run.
+func (t *tally) add(one tally) {
+	t.asserted += one.asserted
+	t.right += one.right
+	t.wrong += one.wrong
+	t.abstained += one.abstained
+	for e, n := range one.evidence {
+		t.evidence[e] += n
+	}
 }
 
 // runAll asks n questions at once, each under its own name, and compares every
@@ -190,7 +204,7 @@ func (d *demo) runAll(ctx context.Context, n int) (tally, error) {
 	if err := g.Wait(); err != nil {
 		return tally{}, err
 	}
-	t := tally{runs: n}
+	t := tally{runs: n, evidence: map[ancestry.Evidence]int{}}
 	var mu sync.Mutex
 	traces := map[string]bool{}
 	check, cctx := errgroup.WithContext(ctx)
@@ -201,10 +215,7 @@ func (d *demo) runAll(ctx context.Context, n int) (tally, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			traces[trace] = true
-			t.asserted += one.asserted
-			t.right += one.right
-			t.wrong += one.wrong
-			t.abstained += one.abstained
+			t.add(one)
 			return err
 		})
 	}
@@ -216,6 +227,7 @@ func (d *demo) runAll(ctx context.Context, n int) (tally, error) {
 // check asks each host for the parent of the run that served a question, and
 // compares it with the run that served it one host before.
 func (d *demo) check(ctx context.Context, question string) (t tally, trace string, err error) {
+	t.evidence = map[ancestry.Evidence]int{}
 	var above memory
 	for i, s := range d.sites {
 		own, ok := s.host.recall(question)
@@ -234,14 +246,12 @@ func (d *demo) check(ctx context.Context, question string) (t tally, trace strin
 			return t, "", fmt.Errorf("%s: %w", body, err)
 		}
 		switch p := answer.Parent; {
-		case i == 0:
-			if p != nil {
-				t.asserted, t.wrong = t.asserted+1, t.wrong+1
-			}
+		case i == 0 && p == nil: // nobody caused it
 		case p == nil:
 			t.abstained++
-		case d.sites[i-1].isRun(ctx, p, above):
+		case i > 0 && d.sites[i-1].isRun(ctx, p, above):
 			t.asserted, t.right = t.asserted+1, t.right+1
+			t.evidence[d.sites[i-1].evidence(ctx, p.Run, own.run)]++
 		default:
 			t.asserted, t.wrong = t.asserted+1, t.wrong+1
 		}
@@ -258,6 +268,18 @@ func (s *site) isRun(ctx context.Context, p *ancestry.Ancestor, want memory) boo
 	}
 	l, err := s.sidecar.recorder.Lookup(ctx, p.Run)
 	return err == nil && (l.Run == want.run || l.Alias == want.run)
+}
+
+// evidence is what this site's proxy went by when it said that child was caused
+// by parent.
+func (s *site) evidence(ctx context.Context, parent, child ancestry.RunID) ancestry.Evidence {
+	children, _, err := s.sidecar.recorder.Children(ctx, parent, "", 10)
+	for _, l := range children {
+		if err == nil && (l.Run == child || l.Alias == child) {
+			return l.Evidence
+		}
+	}
+	return "?"
 }
 
 // showChain draws the chain of one question, and shows what was asked for it.
@@ -298,11 +320,9 @@ func (d *demo) showChain(ctx context.Context, w io.Writer, question string) erro
 func verdict(w io.Writer, alone, together tally) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "runs\tevidence\tlinks\tasserted\tright\twrong\tabstained\t")
-	for _, row := range []struct {
-		evidence string
-		tally
-	}{{"single-flight", alone}, {"trace-state", together}} {
-		fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%d\t%d\t%d\t\n", row.runs, row.evidence, 2*row.runs, row.asserted, row.right, row.wrong, row.abstained)
+	for _, row := range []tally{alone, together} {
+		rungs := slices.Sorted(maps.Keys(row.evidence))
+		fmt.Fprintf(t, "%d\t%v\t%d\t%d\t%d\t%d\t%d\t\n", row.runs, rungs, 2*row.runs, row.asserted, row.right, row.wrong, row.abstained)
 	}
 	if err := t.Flush(); err != nil {
 		return err

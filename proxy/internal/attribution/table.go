@@ -59,6 +59,7 @@ type entry struct {
 	touched  time.Time     // the last activity, or the end
 	ended    bool
 	bindings []Key
+	traces   []ancestry.TraceID // it was seen in, Trace first
 }
 
 // ID returns the id that the host knows the run by, or the one minted for it
@@ -129,10 +130,43 @@ func (t *Table) Start(r *Run) bool {
 	r.touched = now
 	r.node = t.active.PushBack(r)
 	t.byID[r.First] = r
-	if !r.Trace.IsZero() {
-		t.byTrace[r.Trace] = append(t.byTrace[r.Trace], r)
-	}
+	t.joinLocked(r, r.Trace)
 	return true
+}
+
+// maxTraces bounds the traces that one run is known in: a conversation may go
+// on in a new one with each turn.
+const maxTraces = 16
+
+// Rejoin makes r known in one more trace: that of a request which goes on with
+// it.
+func (t *Table) Rejoin(r *Run, trace ancestry.TraceID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.node != nil {
+		t.joinLocked(r, trace)
+	}
+}
+
+// joinLocked notes that r is known in trace. The first and the newest traces of
+// a run are kept.
+func (t *Table) joinLocked(r *Run, trace ancestry.TraceID) {
+	if trace.IsZero() || slices.Contains(r.traces, trace) {
+		return
+	}
+	if len(r.traces) == maxTraces {
+		drop(t.byTrace, r.traces[1], r)
+		r.traces = slices.Delete(r.traces, 1, 2)
+	}
+	r.traces = append(r.traces, trace)
+	t.byTrace[trace] = append(t.byTrace[trace], r)
+}
+
+// Owns reports whether r is known in trace.
+func (t *Table) Owns(r *Run, trace ancestry.TraceID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Contains(r.traces, trace)
 }
 
 // Alias makes id a second name of r, the one its host uses. When id already
@@ -324,7 +358,10 @@ func (t *Table) removeLocked(r *Run) {
 			delete(t.byID, id)
 		}
 	}
-	drop(t.byTrace, r.Trace, r)
+	for _, trace := range r.traces {
+		drop(t.byTrace, trace, r)
+	}
+	r.traces = nil
 	for _, key := range r.bindings {
 		drop(t.bindings, key, r)
 		t.bound--

@@ -7,10 +7,10 @@
 //
 //   - An edit changes the members it names and leaves every other byte of the
 //     message as it was. The same edit again changes nothing.
-//   - What is ambiguous (a key given twice, a spelling that some readers take
-//     for it) is not read, and is refused with a Refusal instead of edited.
+//   - What is ambiguous is refused with a Refusal instead of edited: a key that
+//     occurs twice, or beside a spelling that some readers take for it. The value
+//     of a key that occurs twice is not even read.
 //   - A body is gone over once: the scan that classifies a message also finds
 //     what is read from it and the places where it may be edited.
-//   - Nothing panics, whatever the input, and no text longer than its bound is
-//     kept from it.
+//   - Nothing panics, whatever the input, and what is read is bounded.
 package wire

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestCommands pins what each way of calling the program says, where, and with
+// which exit code.
+func TestCommands(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := write("good.yaml", "host: {id: h.example.com, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\n")
+	bad := write("bad.yaml", "hosst: {}\ningress: {upstream: nowhere}\n")
+	noSecret := write("secret.yaml", "host: {id: h.example.com, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\negress: {credentials: {secret: {file: /nonexistent/secret}}}\n")
+	tests := []struct {
+		name           string
+		args           []string
+		code           int
+		stdout, stderr string // parts of it
+	}{
+		{"nothing", nil, 0, "usage: wopproxy COMMAND", ""},
+		{"help", []string{"-h"}, 0, "ancestry", ""},
+		{"unknown command", []string{"sevre"}, 2, "", `unknown command "sevre"`},
+		{"version", []string{"version"}, 0, "wopproxy ", ""},
+		{"manual of a command", []string{"serve", "-h"}, 0, "", "a second\nsignal ends it at once"},
+		{"unknown flag", []string{"check", "-confg", good}, 2, "", "-confg"},
+		{"stray operand", []string{"check", "-config", good, "x"}, 2, "", "1 operands given, want 0"},
+		{"check a good file", []string{"check", "-config", good}, 0, "ok, host h.example.com", ""},
+		{"check a bad file", []string{"check", "-config", bad}, 1, "", "ingress.upstream"},
+		{"check names every mistake", []string{"check", "-config", bad}, 1, "", "hosst: unknown key"},
+		{"check reads secrets", []string{"check", "-config", noSecret}, 1, "", "egress.credentials.secret"},
+		{"check a missing file", []string{"check", "-config", filepath.Join(dir, "none.yaml")}, 1, "", "none.yaml"},
+		{"serve a bad file", []string{"serve", "-config", bad}, 1, "", "ingress.upstream"},
+		{"ancestry without a run", []string{"ancestry", "-host", "http://127.0.0.1:1"}, 2, "", "0 operands given, want 1"},
+		{"ancestry of what is no run", []string{"ancestry", "a b", "-host", "http://127.0.0.1:1"}, 1, "", "ancestry:"},
+		{"ancestry at a host that is down", []string{"ancestry", "run_x", "-host", "http://127.0.0.1:1"}, 1, "", "unreachable"},
+		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			code := run(t.Context(), tt.args, &stdout, &stderr)
+			if code != tt.code || !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("run(%q) = %d, want %d\nstdout: %s\nstderr: %s", tt.args, code, tt.code, &stdout, &stderr)
+			}
+		})
+	}
+}
+
+// TestDemo runs the demo as a newcomer does and holds it to what it promises:
+// every link right, two rungs at work, and a chain that anybody can ask for.
+func TestDemo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	if code := run(ctx, []string{"demo", "-runs", "8"}, &stdout, &stderr); code != 0 {
+		t.Fatalf("demo = %d\n%s\n%s", code, &stdout, &stderr)
+	}
+	for _, want := range []string{
+		`(?m)^run_\w+  planner.demo\n└─ a2a-message → run_\w+  researcher.demo\n   └─ mcp-tool-call → run_\w+  tools.demo$`,
+		`Trace ids: 8 runs, 8 traces`,
+		`1 +\[single-flight\] +2 +2 +2 +0 +0`,
+		`8 +\[trace-state\] +16 +16 +16 +0 +0`,
+		`"parent":null`,
+	} {
+		if !regexp.MustCompile(want).Match(stdout.Bytes()) {
+			t.Errorf("the demo does not print %s:\n%s", want, &stdout)
+		}
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("the demo complains: %s", &stderr)
+	}
+}
