@@ -442,6 +442,23 @@ func TestRecorderListsNoFurtherThanTheStore(t *testing.T) {
 	}
 }
 
+// The parent of a queued link may go by a name that only the store knows.
+func TestRecorderFindsParentByReplay(t *testing.T) {
+	m := ancestry.NewMemory()
+	r := ancestry.NewRecorder(m, ancestry.RecorderOptions{})
+	parent, replay, child := run(1), run(2), run(3)
+	parent.Alias, replay.Alias, child.Reason = "host-1", "host-1", ""
+	child.Chain.Ancestors = []ancestry.Ancestor{{Run: replay.Run, Host: "h", Cause: ancestry.CauseDispatch}}
+	if err := m.Record(t.Context(), []ancestry.Link{parent, replay}); err != nil {
+		t.Fatal(err)
+	}
+	r.Record(child)
+	links, _, err := r.Children(t.Context(), "host-1", "", 10)
+	if err != nil || len(links) != 1 || links[0].Run != child.Run {
+		t.Errorf("Children = %v, %v, want %s", links, err, child.Run)
+	}
+}
+
 // queued is a Store that reads from a Recorder. With a gate, every other call
 // waits until everything is stored; without, nothing ever is.
 type queued struct {

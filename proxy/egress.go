@@ -91,6 +91,7 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	} else if r.ProtoMajor == 2 && r.URL.Scheme == "http" {
 		rt = p.outboundH2C
 	}
+	r.Close = false // the host closes its connection to us, not ours to the peer
 	if r.Header["User-Agent"] == nil {
 		r.Header["User-Agent"] = []string{""} // or the transport would sign for us
 	}

@@ -54,19 +54,19 @@ func readHead(r *http.Request) head {
 	return h
 }
 
-// protocolOf decides by headers and path alone, in the order that tells MCP
-// from A2A on endpoints that speak both.
+// protocolOf decides by headers and path alone. Signs of both protocols are not
+// MCP: nothing is written into a body that may be the other's.
 func protocolOf(r *http.Request, path string, hints *wire.Hints) wire.Protocol {
 	h := r.Header
-	if h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil {
-		return wire.MCP
-	}
 	// The colon of a REST operation is literal: %3A is another path.
-	rest := strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")
-	hints.REST = rest && r.Method == http.MethodPost
-	if hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
-		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version=") {
+	hints.REST = r.Method == http.MethodPost &&
+		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream"))
+	switch {
+	case hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version="):
 		return wire.A2A
+	case h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil:
+		return wire.MCP
 	}
 	return wire.None
 }

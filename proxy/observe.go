@@ -263,11 +263,12 @@ func (x *exchange) learnOpenWOP(data []byte) {
 // end settles what is left when the response has been sent, or cannot be.
 func (x *exchange) end(r *http.Request) {
 	x.idle(r)
-	if x.broken != nil && x.outcome == outcomeAnswered {
-		x.outcome = outcomeUpstream
-	}
-	if r.Context().Err() != nil && x.outcome == outcomeAnswered && !x.answered {
+	switch gone := r.Context().Err() != nil; {
+	case x.outcome != outcomeAnswered || x.answered:
+	case gone:
 		x.outcome = outcomeClient
+	case x.broken != nil:
+		x.outcome = outcomeUpstream
 	}
 	x.p.metrics.exchanges.WithLabelValues(string(x.dir), x.protocol(), string(x.outcome)).Inc()
 	switch {

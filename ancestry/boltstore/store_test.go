@@ -585,7 +585,12 @@ func TestShrunkWhileOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	record(t, s, links(500)...)
-	truncate(t, (*s.windows.Load())[0].path, 8<<10)
+	path := (*s.windows.Load())[0].path
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	truncate(t, path, 8<<10)
 	if _, err := s.Lookup(t.Context(), link(1).Run); !errors.Is(err, errDamaged) {
 		t.Errorf("Lookup = %v, want errDamaged", err)
 	}
@@ -593,7 +598,7 @@ func TestShrunkWhileOpen(t *testing.T) {
 		if err := s.Record(t.Context(), []ancestry.Link{link(1000)}); !errors.Is(err, errDamaged) || !strings.Contains(err.Error(), "restart wopproxy") {
 			t.Errorf("Record = %v, want errDamaged", err)
 		}
-		truncate(t, (*s.windows.Load())[0].path, 1<<20)
+		write(t, path, string(whole))
 	}
 	if err := s.Close(); err != nil {
 		t.Errorf("Close = %v", err)

@@ -163,7 +163,7 @@ func (s *sidecar) run(ctx context.Context) error {
 		s.draining.Store(true)
 	}
 	err := errors.Join(reloader.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.store.Close(), admin.stop())
-	s.log.Info("stopped", "err", err)
+	s.log.Info("stopped")
 	return err
 }
 

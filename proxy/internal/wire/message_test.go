@@ -126,6 +126,7 @@ func TestIDs(t *testing.T) {
 		{"string", `"1"`, `"1"`},
 		{"empty string", `""`, `""`},
 		{"escaped", `"\u0031\""`, `"1\""`},
+		{"invalid UTF-8", "\"\xff\"", "\"\ufffd\""},
 		{"exponent", `1e2`, `100`},
 		{"negative exponent", `100E-2`, `1`},
 		{"no fraction", `1.0`, `1`},
@@ -285,7 +286,7 @@ func BenchmarkStampMCP(b *testing.B) {
 	e := Edit{Traceparent: testTraceparent, Tracestate: "wop=run_01HZX3J9V5", Ancestry: `"run_1";host="a"`, MaxSize: 8 << 20}
 	for _, size := range []int{1 << 10, 64 << 10, 4 << 20} {
 		in := body(size)
-		b.Run(fmt.Sprintf("%dKB", len(in)>>10), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%dKB", size>>10), func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(in)))
 			for b.Loop() {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
-	"unicode/utf8"
 )
 
 // member is a member that an object shall have after an edit.
@@ -165,29 +164,3 @@ func (p *splice) apply(body []byte, limit int) ([]byte, Refusal) {
 // byOffset orders edits as they stand in the body, and an insertion before the
 // removal at the same place.
 func byOffset(a, b edit) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.del, b.del)) }
-
-// appendQuoted appends s as a JSON string. It escapes what it must, and no more.
-func appendQuoted(dst []byte, s string) []byte {
-	const hex = "0123456789abcdef"
-	dst = append(dst, '"')
-	for i := 0; i < len(s); {
-		plain := i
-		for i < len(s) && ' ' <= s[i] && s[i] < utf8.RuneSelf && s[i] != '"' && s[i] != '\\' {
-			i++
-		}
-		if dst = append(dst, s[plain:i]...); i == len(s) {
-			break
-		}
-		r, n := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == '"' || r == '\\':
-			dst = append(dst, '\\', byte(r))
-		case r < ' ':
-			dst = append(dst, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
-		default:
-			dst = utf8.AppendRune(dst, r)
-		}
-		i += n
-	}
-	return append(dst, '"')
-}
