@@ -158,6 +158,8 @@ func (a *API) children(r *http.Request, link Link) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A run on another host may have the same id, and children here.
+	links = slices.DeleteFunc(links, func(l Link) bool { p := l.Parent(); return p == nil || p.Host != a.o.HostID })
 	return runList[Link]{Runs: orEmpty(links), Next: next}, nil
 }
 

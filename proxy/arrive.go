@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -170,8 +169,9 @@ func (x *exchange) continueRun(r *http.Request) {
 		return
 	}
 	if x.run = x.p.knownRun(r.Context(), id); x.run == nil {
-		// It began before the proxy could see it, with another message than this.
-		x.firstID, x.chain, x.reason = id, ancestry.Chain{}, reasonContinued
+		// It began before the proxy could see it, with another message than this;
+		// if there is such a task at all, which only the host's answer can tell.
+		x.chain, x.reason = ancestry.Chain{}, reasonContinued
 	}
 }
 
@@ -226,7 +226,7 @@ func (x *exchange) startRun(r *http.Request) {
 	}
 	c := x.context
 	x.run = &attribution.Run{
-		First: cmp.Or(x.firstID, ancestry.NewRunID(x.began)), Chain: x.chain,
+		First: ancestry.NewRunID(x.began), Chain: x.chain,
 		Trace: ancestry.TraceID(c.TraceID), Span: ancestry.SpanID(c.SpanID), Flags: c.Flags,
 		State: string(c.State.Without(stateKey)), Baggage: c.Baggage,
 		Operation: x.operation(r), Started: x.began,

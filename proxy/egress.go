@@ -23,7 +23,7 @@ func (p *Proxy) Egress() http.Handler {
 	g := goproxy.NewProxyHttpServer()
 	// By default both take an upstream proxy from the environment. In a pod
 	// whose HTTP_PROXY is this process, that would be us.
-	g.Tr, g.ConnectDial = p.outbound, nil
+	g.Tr, g.ConnectDial = p.outbound.http1, nil
 	g.KeepAcceptEncoding = true // whether to compress is between the peers
 	g.Logger = silent{}
 	roundTrip := goproxy.RoundTripperFunc(func(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
@@ -88,8 +88,6 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	var rt http.RoundTripper = p.outbound
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
 		rt = t.rt
-	} else if r.ProtoMajor == 2 && r.URL.Scheme == "http" {
-		rt = p.outboundH2C
 	}
 	r.Close = false // the host closes its connection to us, not ours to the peer
 	if r.Header["User-Agent"] == nil {

@@ -49,7 +49,6 @@ type exchange struct {
 	trusted  bool             // ingress: the caller may set context and ancestry
 	chain    ancestry.Chain   // ingress: the ancestry that the caller has sent
 	reason   string           // ingress: why the run has no parent
-	firstID  ancestry.RunID   // ingress: the id of a run whose beginning was not seen
 	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
 	starts   bool             // ingress: the run begins here
 	working  bool             // ingress: counted as other work
@@ -57,6 +56,7 @@ type exchange struct {
 	commit   *ancestry.Commit // of the newest link, while it may not be durable
 	wants    bool             // the caller asked for the run's id by sending its ancestry
 	sent     ancestry.Chain   // egress: the ancestry that was sent
+	tylo     *wire.TyloIDs    // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link    // egress: the run that the call has started elsewhere
 
 	outcome  outcome
@@ -213,9 +213,9 @@ func (x *exchange) writeHeaders(r *http.Request) {
 	set(headerTraceparent, x.context.Traceparent())
 	set(headerTracestate, string(x.context.State))
 	set(headerBaggage, x.context.Baggage)
-	if tylo := x.tylo(r); tylo != nil {
-		set(headerTyloTrace, tylo.TraceID)
-		set(headerTyloParent, tylo.ParentSpanID)
+	if x.tylo != nil {
+		set(headerTyloTrace, x.tylo.TraceID)
+		set(headerTyloParent, x.tylo.ParentSpanID)
 	}
 }
 
@@ -227,7 +227,7 @@ func (x *exchange) edit(r *http.Request) wire.Edit {
 	}
 	if x.dir == egress {
 		e.InMessage = allows(x.policy.A2AInMessage, authority(r.URL), false)
-		e.Tylo = x.tylo(r)
+		e.Tylo = x.tylo
 		// What the host has passed on is its caller's, and is replaced or removed.
 		e.Ancestry = ""
 		if len(x.sent.Ancestors) > 0 && allows(x.policy.AncestryInMessage, authority(r.URL), false) {
@@ -235,18 +235,6 @@ func (x *exchange) edit(r *http.Request) wire.Edit {
 		}
 	}
 	return e
-}
-
-// tylo returns the Tylo form of the context for destinations that want it.
-func (x *exchange) tylo(r *http.Request) *wire.TyloIDs {
-	if x.dir != egress || x.policy.Tylo == nil {
-		return nil
-	}
-	if to := authority(r.URL); !x.policy.Tylo(to) || !allows(x.policy.TrustDestination, to, true) {
-		return nil
-	}
-	ids := x.p.tylo.IDs(x.context)
-	return &ids
 }
 
 // newContext begins a trace without a span of ours. Whether it counts as

@@ -14,7 +14,7 @@ import (
 // Ingress returns the reverse proxy in front of the host.
 func (p *Proxy) Ingress() http.Handler {
 	rp := &httputil.ReverseProxy{
-		Transport: p.transport,
+		Transport: p.inbound,
 		// FlushInterval stays 0: streams and bodies of unknown length are
 		// flushed as they come anyway, and with -1 the flush races with the end
 		// of gRPC answers that have no body.

@@ -16,7 +16,7 @@ import (
 func (x *exchange) leave(r *http.Request) {
 	found := x.contexts(r)
 	x.attribute(r, found)
-	tells := allows(x.policy.TrustDestination, authority(r.URL), true)
+	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
 	x.nameAncestry(r, tells)
 	if x.run == nil && x.msg.Protocol == wire.None {
 		return // carries what it carries
@@ -27,6 +27,9 @@ func (x *exchange) leave(r *http.Request) {
 	x.context.State = x.context.State.Without(stateKey)
 	if !tells {
 		x.context.Baggage = ""
+	} else if x.policy.Tylo != nil && x.policy.Tylo(authority(r.URL)) && x.context.Valid() {
+		ids := x.p.tylo.IDs(x.context)
+		x.tylo, x.context.State = &ids, ids.Annotate(x.context.State)
 	}
 }
 

@@ -126,7 +126,7 @@ func (x *exchange) learn(data []byte) {
 		return
 	}
 	if a.Kind == wire.Request || a.Kind == wire.Notification {
-		x.learnTask(a) // notifications/tasks
+		x.endTask(a) // a notification may be about any task
 		return
 	}
 	if x.msg.Kind != wire.Request && !bare {
@@ -148,23 +148,26 @@ func (x *exchange) learn(data []byte) {
 // learnTask follows the task that a message tells of: its id is the host's own
 // id of the run, and its state says whether the run goes on.
 func (x *exchange) learnTask(a wire.Answer) {
-	mcpTask := x.msg.Protocol == wire.MCP && a.TaskID != ""
-	x.stays = x.stays || mcpTask && !a.State.Terminal() || a.ResultType == "input_required" ||
-		x.msg.Protocol == wire.A2A && a.State != "" && !a.State.Terminal()
-	if a.ResultType == "input_required" && len(a.RequestState) > 0 {
-		x.bind(requestStateKey(a.RequestState))
-	}
-	if a.TaskID == "" {
-		return
+	switch {
+	case a.ResultType == "input_required":
+		x.stays = true
+		if len(a.RequestState) > 0 {
+			x.bind(requestStateKey(a.RequestState))
+		}
+	case a.State != "":
+		x.stays = !a.State.Terminal()
+	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
+		x.stays = true
 	}
 	id, err := ancestry.ParseRunID(a.TaskID)
 	if err != nil {
 		return
 	}
-	if x.dir == egress {
+	switch {
+	case x.dir == egress:
 		x.nameChild(id)
-	} else {
-		x.nameRun(id, a)
+	case x.starts && x.run != nil:
+		x.alias(id)
 	}
 	if x.msg.Protocol == wire.A2A && (x.dir == ingress || x.policy.SessionsPerRun) {
 		x.bind(attribution.Key{Kind: attribution.KindA2ATask, ID: a.TaskID})
@@ -172,12 +175,27 @@ func (x *exchange) learnTask(a wire.Answer) {
 			x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: a.ContextID})
 		}
 	}
+	x.endTask(a)
+}
+
+// endTask ends the run of a task that the host says has ended, whichever
+// request asked.
+func (x *exchange) endTask(a wire.Answer) {
+	if x.dir != ingress || a.TaskID == "" || !a.State.Terminal() {
+		return
+	}
+	if run := x.p.runs.Known(ancestry.RunID(a.TaskID)); run != nil {
+		x.p.runs.End(run)
+	}
 }
 
 // lateAnswer ends a run whose client went away before the answer: it comes on a
 // stream that the client has opened to fetch it.
 func (x *exchange) lateAnswer(a wire.Answer) {
-	if run := x.p.runs.Bound(x.requestKey(a.ID)); run != nil && x.dir == ingress {
+	if x.dir != ingress || x.session == "" {
+		return
+	}
+	if run := x.p.runs.Bound(x.requestKey(a.ID)); run != nil {
 		x.p.runs.End(run)
 	}
 }
@@ -185,20 +203,6 @@ func (x *exchange) lateAnswer(a wire.Answer) {
 // requestKey names a request of an MCP session, whose ids are unique in it.
 func (x *exchange) requestKey(id string) attribution.Key {
 	return attribution.Key{Kind: "mcp-request", ID: x.session + "\x00" + id}
-}
-
-// nameRun gives the run of an inbound exchange the id that the host has told,
-// and ends the run that an answer says has ended, whichever request asked.
-func (x *exchange) nameRun(id ancestry.RunID, a wire.Answer) {
-	if x.starts && x.run != nil {
-		x.alias(id)
-	}
-	if !a.State.Terminal() {
-		return
-	}
-	if run := x.p.runs.Known(id); run != nil {
-		x.p.runs.End(run)
-	}
 }
 
 // alias makes id the host's name of the run that began with this exchange.
@@ -231,9 +235,6 @@ func requestStateKey(state []byte) attribution.Key {
 // learnOpenWOP follows the host's own API: the id of a run that was created,
 // and the end of a run that somebody reads.
 func (x *exchange) learnOpenWOP(data []byte) {
-	if x.dir == egress {
-		return
-	}
 	switch x.head.openwop {
 	case openwop.Create, openwop.Fork:
 		raw, ok := openwop.Created(data)

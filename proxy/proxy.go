@@ -16,7 +16,6 @@ import (
 	"io"
 	"log"
 	"log/slog"
-	"net/http"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -58,16 +57,15 @@ type Options struct {
 
 // Proxy serves both directions of one host.
 type Proxy struct {
-	o           Options
-	policy      atomic.Pointer[policy]
-	runs        *attribution.Table
-	metrics     *metrics
-	tracer      trace.Tracer    // nil: no spans
-	transport   *http.Transport // to the host
-	outbound    *http.Transport // to the world
-	outboundH2C *http.Transport
-	tylo        *wire.TyloTable
-	tunnels     tunnels
+	o        Options
+	policy   atomic.Pointer[policy]
+	runs     *attribution.Table
+	metrics  *metrics
+	tracer   trace.Tracer // nil: no spans
+	inbound  *transports  // to the host
+	outbound *transports  // to the world
+	tylo     *wire.TyloTable
+	tunnels  tunnels
 }
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.
@@ -96,10 +94,8 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.Tracer != nil {
 		px.tracer = o.Tracer.Tracer(tracerName)
 	}
-	px.transport = newTransport(nil)
-	px.outbound = newTransport(px.dialOut)
-	px.outboundH2C = newTransport(px.dialOut)
-	px.outboundH2C.Protocols = h2cOnly()
+	px.inbound = newTransports(nil)
+	px.outbound = newTransports(px.dialOut)
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int) {
 		runs, bindings := px.runs.Len()
 		return runs, bindings, px.tunnels.len()
@@ -124,9 +120,8 @@ func (p *Proxy) Drain(ctx context.Context) error {
 	err := p.tunnels.drain(ctx)
 	// A connection that was opened and never used holds up the next server's
 	// own shutdown for five seconds.
-	for _, t := range []*http.Transport{p.transport, p.outbound, p.outboundH2C} {
-		t.CloseIdleConnections()
-	}
+	p.inbound.closeIdle()
+	p.outbound.closeIdle()
 	return err
 }
 

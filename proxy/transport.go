@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -35,11 +36,31 @@ func newTransport(dial dialFunc) *http.Transport {
 	}
 }
 
-// h2cOnly makes a Transport speak HTTP/2 without TLS.
-func h2cOnly() *http.Protocols {
-	p := new(http.Protocols)
-	p.SetUnencryptedHTTP2(true)
-	return p
+// transports sends each request by the protocol that it needs.
+type transports struct {
+	http1 *http.Transport // and HTTP/2 where TLS negotiates it
+	h2c   *http.Transport
+}
+
+func newTransports(dial dialFunc) *transports {
+	t := &transports{newTransport(dial), newTransport(dial)}
+	t.h2c.Protocols = new(http.Protocols)
+	t.h2c.Protocols.SetUnencryptedHTTP2(true)
+	return t
+}
+
+// RoundTrip uses HTTP/2 without TLS for gRPC alone: nothing else needs it, and
+// a server that does not speak it can't be told from one that does.
+func (t *transports) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.ProtoMajor == 2 && r.URL.Scheme == "http" && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+		return t.h2c.RoundTrip(r)
+	}
+	return t.http1.RoundTrip(r)
+}
+
+func (t *transports) closeIdle() {
+	t.http1.CloseIdleConnections()
+	t.h2c.CloseIdleConnections()
 }
 
 // dialOut dials a destination of the host's choice, unless the policy forbids

@@ -97,17 +97,25 @@ func start(t testing.TB, hostID, upstream string, overrides ...settings) *sideca
 	}
 	s.file = filepath.Join(t.TempDir(), "wopproxy.yaml")
 	s.configure(t, values)
-	s.process = run(t, env, "serve", "-config", s.file)
-	t.Cleanup(func() { s.stop(t) })
+	s.serve(t, env, s.file)
+	return s
+}
+
+// serve runs the program with a configuration file, for the first time or again,
+// and returns when it is ready.
+func (s *sidecar) serve(t testing.TB, env []string, file string) {
+	t.Helper()
+	s.process = run(t, env, "serve", "-config", file)
+	p := s.process
+	t.Cleanup(func() { s.end(t, p) })
 	serving := s.awaitLog(t, "serving")
 	for key, base := range map[string]*string{"ingress": &s.ingress, "egress": &s.egress, "admin": &s.admin} {
 		*base = "http://" + fmt.Sprint(serving[key])
 	}
-	eventually(t, hostID+" is ready", func() bool {
+	eventually(t, s.hostID+" is ready", func() bool {
 		code, _ := get(t, s.admin+"/readyz")
 		return code == http.StatusOK
 	})
-	return s
 }
 
 // newFront is the public address of s.
@@ -151,11 +159,16 @@ func (s *sidecar) configure(t testing.TB, values settings) {
 // stop asks the program to end, if it has not, and fails t unless it exits 0.
 func (s *sidecar) stop(t testing.TB) {
 	t.Helper()
-	if s.ended() {
+	s.end(t, s.process)
+}
+
+func (s *sidecar) end(t testing.TB, p *process) {
+	t.Helper()
+	if p.ended() {
 		return // by the test itself, which has judged how
 	}
-	s.signal(t, syscall.SIGTERM)
-	if code := s.wait(t); code != 0 {
+	p.signal(t, syscall.SIGTERM)
+	if code := p.wait(t); code != 0 {
 		t.Errorf("%s: exit code after SIGTERM = %d, want 0", s.hostID, code)
 	}
 }

@@ -390,7 +390,7 @@ func TestMCPResume(t *testing.T) {
 			return slices.ContainsFunc(wire, func(r wireRequest) bool { return r.httpMethod == http.MethodGet && r.lastEvent != "" })
 		})
 		// The stream of the POST has ended when the client resumes.
-		tools.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="ingress"`, `outcome="answered"`)
+		tools.awaitMetric(t, 3, "wopproxy_exchanges_total", `direction="ingress"`, `outcome="answered"`)
 		if live := tools.live(t); len(live) != 1 || live[0].Operation != "tools/call" {
 			t.Errorf("live runs while the answer is awaited = %+v, want the call", live)
 		}

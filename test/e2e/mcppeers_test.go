@@ -49,6 +49,7 @@ type toolServer struct {
 // call is what a handler of the server was given.
 type call struct {
 	what                         string // "echo", "file:///notes", "greet"
+	args                         string // of a tool, as JSON
 	run                          string // header Run-Id
 	headerParent, messageContext string // traceparent in the header and in _meta
 }
@@ -93,8 +94,14 @@ func newToolServer(t testing.TB, hostID, revision string, overrides ...settings)
 func (s *toolServer) sdkServer() *mcp.Server {
 	srv := mcp.NewServer(&mcp.Implementation{Name: "tools", Version: "1"}, nil)
 	tools := map[string]func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error){
-		"echo":   func(_ context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) { return text(string(r.Params.Arguments)), nil },
-		"fail":   func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) { r := text("no"); r.IsError = true; return r, nil },
+		"echo": func(_ context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			return text(string(r.Params.Arguments)), nil
+		},
+		"fail": func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			r := text("no")
+			r.IsError = true
+			return r, nil
+		},
 		"stream": s.stream,
 		"ask":    s.ask,
 		"hang":   s.hang,
@@ -103,16 +110,16 @@ func (s *toolServer) sdkServer() *mcp.Server {
 	for name, handle := range tools {
 		srv.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(`{"type":"object"}`)},
 			func(ctx context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-				s.noteCall(name, r.Params.Meta, r.Extra.Header)
+				s.noteCall(name, string(r.Params.Arguments), r.Params.Meta, r.Extra.Header)
 				return handle(ctx, r)
 			})
 	}
 	srv.AddResource(&mcp.Resource{URI: "file:///notes", Name: "notes"}, func(_ context.Context, r *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
-		s.noteCall(r.Params.URI, r.Params.Meta, r.Extra.Header)
+		s.noteCall(r.Params.URI, "", r.Params.Meta, r.Extra.Header)
 		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: r.Params.URI, Text: "a note"}}}, nil
 	})
 	srv.AddPrompt(&mcp.Prompt{Name: "greet"}, func(_ context.Context, r *mcp.GetPromptRequest) (*mcp.GetPromptResult, error) {
-		s.noteCall(r.Params.Name, r.Params.Meta, r.Extra.Header)
+		s.noteCall(r.Params.Name, "", r.Params.Meta, r.Extra.Header)
 		return &mcp.GetPromptResult{Messages: []*mcp.PromptMessage{{Role: "user", Content: &mcp.TextContent{Text: "hello"}}}}, nil
 	})
 	return srv
@@ -184,11 +191,11 @@ func (s *toolServer) poll(ctx context.Context, r *mcp.CallToolRequest) (*mcp.Cal
 	return s.hang(ctx, r)
 }
 
-func (s *toolServer) noteCall(what string, meta mcp.Meta, h http.Header) {
+func (s *toolServer) noteCall(what, args string, meta mcp.Meta, h http.Header) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inMessage, _ := meta["traceparent"].(string)
-	s.calls = append(s.calls, call{what, h.Get("Run-Id"), h.Get("Traceparent"), inMessage})
+	s.calls = append(s.calls, call{what, args, h.Get("Run-Id"), h.Get("Traceparent"), inMessage})
 }
 
 // noteWire reads a request and gives it its body back.

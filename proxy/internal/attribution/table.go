@@ -129,7 +129,7 @@ func (t *Table) Start(r *Run) bool {
 	}
 	r.touched = now
 	r.node = t.active.PushBack(r)
-	t.byID[r.First] = r
+	t.byID[r.First], t.byID[r.ID()] = r, r
 	t.joinLocked(r, r.Trace)
 	return true
 }
