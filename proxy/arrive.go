@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -40,7 +42,8 @@ func (x *exchange) arrive(r *http.Request) {
 	delete(r.Header, x.policy.RunIDHeader)
 	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
 		x.noteOther()
-		return // carries what it carries
+		disown(r.Header)
+		return // else it carries what it carries
 	}
 	x.adopt(r)
 	if x.starts {
@@ -57,6 +60,7 @@ func (x *exchange) arrive(r *http.Request) {
 	}
 	if x.run == nil {
 		x.context.State = x.context.State.Without(stateKey)
+		disown(r.Header)
 		return
 	}
 	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
@@ -69,6 +73,21 @@ func (x *exchange) arrive(r *http.Request) {
 // stateKey is our member of tracestate. It is for one host's own use: it is
 // set at ingress and removed at egress.
 const stateKey = "wop"
+
+// disown takes our member out of a tracestate that goes to the host as it came:
+// a stranger could make the host's calls those of a run of its choice.
+func disown(h http.Header) {
+	forged := func(v string) bool { return strings.Contains(v, stateKey+"=") }
+	if !slices.ContainsFunc(h[headerTracestate], forged) {
+		return
+	}
+	state, _ := wire.ParseTracestate(h[headerTracestate]...) // what is invalid is void
+	if state = state.Without(stateKey); state == "" {
+		delete(h, headerTracestate)
+	} else {
+		h[headerTracestate] = []string{string(state)}
+	}
+}
 
 // startsRun reports whether a run begins with this request.
 func (x *exchange) startsRun(r *http.Request) bool {
@@ -133,6 +152,7 @@ func (x *exchange) adopt(r *http.Request) {
 	found := x.contexts(r)
 	if !x.trusted {
 		x.strayed(found[:]...)
+		x.claimed = slices.ContainsFunc(found[:], spanContext.Valid)
 		return
 	}
 	var conflicts []spanContext
@@ -171,13 +191,15 @@ func (x *exchange) continueRun(r *http.Request) {
 	if x.run = x.p.knownRun(r.Context(), id); x.run == nil {
 		// It began before the proxy could see it, with another message than this;
 		// if there is such a task at all, which only the host's answer can tell.
-		x.chain, x.reason = ancestry.Chain{}, reasonContinued
+		x.chain, x.reason, x.wants = ancestry.Chain{}, reasonContinued, false
 	}
 }
 
 // rejoin makes the run of a request that goes on with it known in the request's
-// own trace and conversation, too.
+// own trace and conversation, too. The caller is not told the run's id, or its
+// proxy would note as a child what another run may have begun.
 func (x *exchange) rejoin() {
+	x.wants = false
 	x.p.runs.Rejoin(x.run, ancestry.TraceID(x.context.TraceID))
 	x.bindContext()
 }

@@ -37,13 +37,12 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 		<-p.done
 	}
 	switch {
-	case p.err == io.EOF:
+	case errors.Is(p.err, io.EOF):
 		return p.buf, nil, bodyWhole
 	case p.err == nil:
 		return nil, p, bodyTooLarge
-	default:
-		return nil, p, bodyBroken // the transport will meet the same error
 	}
+	return nil, p, bodyBroken // the transport will meet the same error
 }
 
 // bodyOutcome says how much of a body the proxy could look at.

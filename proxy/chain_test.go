@@ -62,7 +62,7 @@ func newSidecarOn(t testing.TB, store ancestry.Store, hostID, upstream string, t
 	if s.Proxy, err = New(o, pol); err != nil {
 		t.Fatal(err)
 	}
-	s.ingress = newServer(s.handled.wrap(s.Ingress()))
+	s.ingress = newServer(s.handled.wrap(s.CheckOrigin(s.Ingress())))
 	s.egress = newServer(s.handled.wrap(s.Egress()))
 	t.Cleanup(func() {
 		s.ingress.Close()

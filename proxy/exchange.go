@@ -47,6 +47,7 @@ type exchange struct {
 	finished bool         // the span has ended and the metrics are counted
 
 	trusted  bool             // ingress: the caller may set context and ancestry
+	claimed  bool             // ingress: it may not, and has set a context
 	chain    ancestry.Chain   // ingress: the ancestry that the caller has sent
 	reason   string           // ingress: why the run has no parent
 	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
@@ -175,10 +176,12 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 func (x *exchange) stamp(r *http.Request) {
 	body := x.body
 	defer func() { x.setBody(r, body) }()
-	if !x.context.Valid() || x.head.sealed {
-		if x.head.sealed {
-			x.p.metrics.refused(x.dir, wire.RefusedSigned)
-		}
+	if x.head.sealed {
+		x.p.metrics.refused(x.dir, wire.RefusedSigned)
+		return
+	}
+	if !x.context.Valid() {
+		x.guard(func() { body = x.unnamed() })
 		return
 	}
 	x.writeHeaders(r)
@@ -198,7 +201,32 @@ func (x *exchange) stamp(r *http.Request) {
 		x.p.metrics.stamped(x.dir, x.protocol(), "header")
 		return
 	}
-	x.p.metrics.stamped(x.dir, x.protocol(), "both")
+	carrier := "both"
+	if x.msg.Protocol == wire.A2A && x.msg.Traceparent == "" && bytes.Equal(body, x.body) {
+		carrier = "header" // the message has no slot and was given none
+	}
+	x.p.metrics.stamped(x.dir, x.protocol(), carrier)
+}
+
+// unnamed is the body of a call that goes out without context. An ancestry in
+// it, which the host has merely passed on, names its caller, who is not the
+// parent.
+func (x *exchange) unnamed() []byte {
+	if x.dir != egress || x.msg.Ancestry == "" {
+		return x.body
+	}
+	refusal := x.head.refusal
+	body := x.body
+	if refusal == "" {
+		body, refusal = x.msg.Stamp(wire.Edit{
+			Traceparent: x.msg.Traceparent, Tracestate: x.msg.Tracestate, Baggage: x.msg.Baggage,
+			MaxSize: int(x.policy.InspectedBody),
+		})
+	}
+	if refusal != "" {
+		x.p.metrics.refused(x.dir, refusal)
+	}
+	return body
 }
 
 // writeHeaders replaces the context in the headers as a whole: a tracestate or

@@ -129,16 +129,10 @@ func (x *exchange) belongs(c spanContext) bool {
 // caller, who is not the parent.
 func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 	name := x.policy.AncestryHeader
+	delete(r.Header, name)
 	if x.run == nil {
-		if values := r.Header[name]; values != nil {
-			chain, err := ancestry.ParseChain(values)
-			if own := err == nil && chain.Parent() != nil && chain.Parent().Host == x.p.o.HostID; !own || !tells {
-				delete(r.Header, name)
-			}
-		}
 		return
 	}
-	delete(r.Header, name)
 	var cause ancestry.Cause
 	switch x.msg.Protocol {
 	case wire.MCP:

@@ -195,7 +195,7 @@ func (t *tunnel) serveHTTP(kind tunnelKind, client *bufio.Reader, exchange http.
 	t.mu.Lock()
 	t.server = srv
 	t.mu.Unlock()
-	_ = srv.Serve(&onceListener{conn: conn}) // ends when conn is closed, or at once by Shutdown
+	_ = srv.Serve(&onceListener{conn: conn, closed: make(chan struct{})}) // ends when conn is closed, or at once by Shutdown
 	<-conn.closed
 }
 
@@ -244,10 +244,12 @@ func (c *onceConn) Close() error {
 	return err
 }
 
-// onceListener accepts one connection and ends with it.
+// onceListener accepts one connection and ends with it, or when it is closed.
 type onceListener struct {
 	conn     *onceConn
 	accepted bool // Accept is called by one goroutine only
+	once     sync.Once
+	closed   chan struct{}
 }
 
 func (l *onceListener) Accept() (net.Conn, error) {
@@ -255,12 +257,18 @@ func (l *onceListener) Accept() (net.Conn, error) {
 		l.accepted = true
 		return l.conn, nil
 	}
-	<-l.conn.closed
+	select {
+	case <-l.conn.closed:
+	case <-l.closed:
+	}
 	return nil, net.ErrClosed
 }
 
-// Close does not unblock Accept: Shutdown calls it while the exchange in flight
-// goes on, and Serve's return is of no interest before that has ended.
-func (l *onceListener) Close() error { return nil }
+// Close unblocks Accept: Shutdown waits for that before it closes connections
+// that idle. The connection goes on until it does.
+func (l *onceListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
 
 func (l *onceListener) Addr() net.Addr { return l.conn.LocalAddr() }

@@ -131,7 +131,7 @@ func removeNamed(h http.Header, upgrade bool) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
 			name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-			if name != "" && !(upgrade && name == "Upgrade") {
+			if name != "" && (!upgrade || name != "Upgrade") {
 				delete(h, name)
 			}
 		}

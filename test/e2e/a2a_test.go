@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -393,6 +394,51 @@ func TestA2AClientGone(t *testing.T) {
 				}
 			})
 			eventually(t, "the finished task is no longer live", func() bool { return len(p.live(t)) == 0 })
+		})
+	}
+}
+
+// TestA2AClientGoneUnanswered pins the same of a client that hangs up before it
+// has heard anything: nobody has seen a task end.
+func TestA2AClientGoneUnanswered(t *testing.T) {
+	for _, b := range bindings {
+		t.Run(b.name, func(t *testing.T) {
+			p := newPeer(t, "callee.example.com")
+			entered, release := make(chan struct{}, 1), make(chan struct{})
+			defer close(release)
+			p.does("long", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+				emit(a2a.NewSubmittedTask(x, x.Message))
+				entered <- struct{}{}
+				<-release
+				return nil
+			})
+			a := newAgent(t, "caller.example.com")
+			a.chat(t, func(ctx context.Context, _ *http.Request) error {
+				c, err := p.dial(ctx, a.client(t), b)
+				if err != nil {
+					return err
+				}
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				returned := make(chan error, 1)
+				go func() { // ends with the call
+					_, err := ask(ctx, c, say("long"))
+					returned <- err
+				}()
+				if err := await(entered, "the agent works"); err != nil {
+					return err
+				}
+				cancel()
+				if err := <-returned; !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("error of the cancelled call = %w, want %w", err, context.Canceled)
+				}
+				_, wire := p.seen()
+				return await(wire[len(wire)-1].left, "the agent's server has heard that the client is gone")
+			})
+			p.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="ingress"`, `protocol="a2a"`, `outcome="client-gone"`)
+			if live := p.live(t); len(live) != 1 || live[0].RunID != p.lastTurn(t).run {
+				t.Errorf("live runs after the client has hung up = %+v, want the task's", live)
+			}
 		})
 	}
 }

@@ -290,3 +290,26 @@ func taskOf(answer []byte) string {
 	}
 	return m.Result.ID
 }
+
+// serveHost serves a host and returns its address.
+func serveHost(t testing.TB, h http.Handler) string {
+	t.Helper()
+	host := httptest.NewServer(h)
+	t.Cleanup(host.Close)
+	return host.URL
+}
+
+// answerTo sends a request directly and reads the whole answer.
+func answerTo(t testing.TB, req *http.Request) (*http.Response, []byte) {
+	t.Helper()
+	resp, err := direct.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, body
+}

@@ -84,8 +84,9 @@ func start(t testing.TB, hostID, upstream string, overrides ...settings) *sideca
 		"egress.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0",
 		"ancestry.store.bolt.dir": filepath.Join(t.TempDir(), "store"),
 		"ancestry.auth.mode":      "none", "ancestry.commitTimeout": "10s",
-		"runs.start":  []string{"POST /chat"},
-		"drain.delay": "0s", "drain.timeout": "5s",
+		"runs.start": []string{"POST /chat"},
+		// The drain takes longer than a server waits for connections without a request.
+		"drain.delay": "0s", "drain.timeout": "9s",
 	}
 	s.public = front
 	var env []string
