@@ -40,8 +40,12 @@ func (x *exchange) arrive(r *http.Request) {
 	// A host that forwards headers would otherwise hand on, as its own word,
 	// what a stranger has claimed.
 	delete(r.Header, x.policy.RunIDHeader)
+	delete(r.Header, x.policy.runIDShadow)
+	if !x.trusted {
+		delete(r.Header, x.policy.AncestryHeader)
+	}
 	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
-		x.noteOther()
+		x.noteOther(r)
 		disown(r.Header)
 		return // else it carries what it carries
 	}
@@ -56,7 +60,7 @@ func (x *exchange) arrive(r *http.Request) {
 	case x.starts:
 		x.startRun(r)
 	default:
-		x.noteOther()
+		x.noteOther(r)
 	}
 	if x.run == nil {
 		x.context.State = x.context.State.Without(stateKey)
@@ -128,12 +132,16 @@ func (x *exchange) sends() bool {
 // noteOther keeps single-flight honest: while a request is in flight that is no
 // run, whatever the host calls may be on its behalf. What only answers or
 // notifies asks for no work; what only reads leaves none behind.
-func (x *exchange) noteOther() {
+func (x *exchange) noteOther(r *http.Request) {
 	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification {
 		return
 	}
 	x.working = true
-	x.p.runs.Other()
+	x.trace = ancestry.TraceID(x.received.TraceID)
+	if h := r.Header; x.trace.IsZero() && h[headerTraceparent] != nil {
+		x.trace = ancestry.TraceID(wire.ParseContext(h[headerTraceparent], nil, nil).TraceID)
+	}
+	x.p.runs.Other(x.trace)
 }
 
 // idle ends noteOther, at the end of the exchange or as soon as it turns out to
@@ -141,7 +149,7 @@ func (x *exchange) noteOther() {
 func (x *exchange) idle(r *http.Request) {
 	if x.working {
 		x.working = false
-		x.p.runs.OtherDone(r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
+		x.p.runs.OtherDone(x.trace, r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
 	}
 }
 
@@ -178,7 +186,10 @@ func (x *exchange) strayed(contexts ...spanContext) {
 // has answered with a question. The first parent of that run stays.
 func (x *exchange) continueRun(r *http.Request) {
 	if len(x.msg.RequestState) > 0 {
-		x.run = x.p.runs.Bound(requestStateKey(x.msg.RequestState))
+		x.run = x.p.runs.Bound(x.requestStateKey(x.msg.RequestState))
+		if x.run != nil && !sameParent(x.run.Chain.Parent(), x.chain.Parent()) {
+			x.run = nil // the state of another caller's call, by chance or not
+		}
 		return
 	}
 	if x.msg.Protocol != wire.A2A || x.msg.TaskID == "" {
@@ -195,11 +206,19 @@ func (x *exchange) continueRun(r *http.Request) {
 	}
 }
 
+// sameParent reports whether two calls come from one run, as far as is known.
+func sameParent(a, b *ancestry.Ancestor) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Run == b.Run && a.Host == b.Host
+}
+
 // rejoin makes the run of a request that goes on with it known in the request's
 // own trace and conversation, too. The caller is not told the run's id, or its
 // proxy would note as a child what another run may have begun.
 func (x *exchange) rejoin() {
-	x.wants = false
+	x.wants, x.goesOn = false, true
 	x.p.runs.Rejoin(x.run, ancestry.TraceID(x.context.TraceID))
 	x.bindContext()
 }
@@ -211,10 +230,19 @@ func (p *Proxy) knownRun(ctx context.Context, id ancestry.RunID) *attribution.Ru
 		return run
 	}
 	run := p.storedRun(ctx, id)
-	if run != nil && !p.runs.Start(run) {
+	if run == nil {
+		return nil
+	}
+	run, ok := p.runs.Restore(run)
+	if !ok {
 		p.metrics.limit(limitRuns)
 	}
 	return run
+}
+
+// knownID reports whether a run of that id has been recorded.
+func (p *Proxy) knownID(id ancestry.RunID) bool {
+	return p.runs.Known(id) != nil || p.storedRun(context.Background(), id) != nil
 }
 
 // storedRun makes a run from what is recorded of it. It is not live.
@@ -256,18 +284,29 @@ func (x *exchange) startRun(r *http.Request) {
 	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
 	}
-	x.record(ancestry.Link{
+	x.link = ancestry.Link{
 		Run: x.run.First, Chain: x.chain, Evidence: evidence, Reason: x.reason,
 		Trace: x.run.Trace, Span: x.run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
 		Operation: x.run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
-	})
+	}
+	x.record(x.link)
 	x.bindContext()
 }
 
 // bindContext ties the A2A conversation that a message belongs to to its run.
 func (x *exchange) bindContext() {
-	if id := x.msg.ContextID; id != "" && x.msg.Protocol == wire.A2A {
-		x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: id})
+	if x.msg.Protocol == wire.A2A {
+		x.bindConversation(attribution.KindA2AContext, x.msg.ContextID)
+	}
+}
+
+// bindConversation ties an id that both sides of a conversation repeat to the
+// run of the exchange, unless it is so short that others may use the same by
+// chance: "default" names no conversation.
+func (x *exchange) bindConversation(kind, id string) {
+	const unlikely = 16 // characters; a UUID has 36, our own ids 30
+	if len(id) >= unlikely {
+		x.bind(attribution.Key{Kind: kind, ID: id})
 	}
 }
 

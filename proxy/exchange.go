@@ -51,8 +51,12 @@ type exchange struct {
 	chain    ancestry.Chain   // ingress: the ancestry that the caller has sent
 	reason   string           // ingress: why the run has no parent
 	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
-	starts   bool             // ingress: the run begins here
+	starts   bool             // ingress: a run begins here, or goes on
+	goesOn   bool             // ingress: the run began earlier
+	link     ancestry.Link    // ingress: what was recorded of the run that begins here
+	named    bool             // ingress: the host has told its own id of the run
 	working  bool             // ingress: counted as other work
+	trace    ancestry.TraceID // ingress: that other work's
 	evidence ancestry.Evidence
 	commit   *ancestry.Commit // of the newest link, while it may not be durable
 	wants    bool             // the caller asked for the run's id by sending its ancestry
@@ -60,12 +64,16 @@ type exchange struct {
 	tylo     *wire.TyloIDs    // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link    // egress: the run that the call has started elsewhere
 
-	outcome  outcome
-	answered bool  // the answer to the request was seen
-	streamed bool  // the answer is to come on a stream of which every event can be read
-	stays    bool  // the run goes on after the exchange
-	failed   int   // the status of an answer that is an error
-	broken   error // why the answer ended early
+	outcome   outcome
+	open      bool   // egress: the answer has a body of unknown length
+	status    int    // of the answer
+	replay    bool   // the host says that it has repeated an earlier answer
+	errorCode string // of a JSON-RPC answer
+	answered  bool   // the answer to the request was seen
+	streamed  bool   // the answer is to come on a stream of which every event can be read
+	stays     bool   // the run goes on after the exchange
+	failed    int    // the status of an answer that is an error
+	broken    error  // why the answer ended early
 }
 
 // outcome says how an exchange ended.
@@ -164,10 +172,15 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 	}
 	r.ContentLength = int64(len(body))
 	r.TransferEncoding = nil
-	// With GetBody the transport may repeat a request that met a connection
-	// which had just been closed and was never read from.
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.Body, _ = r.GetBody()
+	fresh := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, _ = fresh()
+	// With GetBody the transport may repeat a request that met a connection which
+	// had just been closed and was never read from. Beside an idempotency key it
+	// would also repeat one that the next hop may have acted on: that is for the
+	// client to decide.
+	if r.Header["Idempotency-Key"] == nil && r.Header["X-Idempotency-Key"] == nil {
+		r.GetBody = fresh
+	}
 }
 
 // stamp writes x.context, and on egress the ancestry in x.sent, into r. What

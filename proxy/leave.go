@@ -18,6 +18,9 @@ func (x *exchange) leave(r *http.Request) {
 	x.attribute(r, found)
 	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
 	x.nameAncestry(r, tells)
+	if !tells {
+		delete(r.Header, headerBaggage)
+	}
 	if x.run == nil && x.msg.Protocol == wire.None {
 		return // carries what it carries
 	}

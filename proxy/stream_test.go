@@ -197,7 +197,7 @@ func TestTrailersPass(t *testing.T) {
 	}
 }
 
-// Trailers of a request pass as well, also behind a body that was edited.
+// Trailers of a request pass as well; the body in front of them is left alone.
 func TestRequestTrailersPass(t *testing.T) {
 	got := make(chan http.Header, 1)
 	to := peer(t, func(w http.ResponseWriter, r *http.Request) {

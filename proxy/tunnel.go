@@ -33,6 +33,7 @@ type tunnel struct {
 
 	mu     sync.Mutex
 	quiet  bool         // nobody has spoken yet
+	cut    bool         // closed
 	server *http.Server // once the tunnel is known to carry HTTP
 }
 
@@ -112,9 +113,29 @@ func (t *tunnel) finish(ctx context.Context) {
 	}
 }
 
+// attach adds a side to the tunnel. It reports false when the tunnel has been
+// closed meanwhile, and then closes that side, too.
+func (t *tunnel) attach(side *net.Conn, c net.Conn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cut {
+		_ = c.Close()
+		return false
+	}
+	*side = c
+	return true
+}
+
+// close closes the sides that are there, and keeps others from being attached.
 func (t *tunnel) close() {
-	_ = t.client.Close()
-	_ = t.upstream.Close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cut = true
+	for _, c := range []net.Conn{t.client, t.upstream} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
 }
 
 // serve runs the tunnel to its end. exchange handles a request found inside.

@@ -14,7 +14,21 @@ import (
 // flushingWriter copies an answer to the client as it comes. goproxy flushes
 // event streams only, and hands other bodies to net/http's own ReadFrom, which
 // costs an allocation and a system call more for each.
-type flushingWriter struct{ http.ResponseWriter }
+type flushingWriter struct {
+	http.ResponseWriter
+	x     *exchange // nil for CONNECT
+	taken net.Conn  // by an upgrade
+}
+
+// WriteHeader sends the head of a stream at once: its first byte may be hours
+// away, and the client may say nothing before it. An answer without a body is
+// not flushed, or the trailers-only answers of gRPC would lose their status.
+func (w *flushingWriter) WriteHeader(status int) {
+	w.ResponseWriter.WriteHeader(status)
+	if w.x != nil && w.x.open {
+		w.Flush()
+	}
+}
 
 // ReadFrom flushes after each read when the length is not known: it is a stream
 // then, for all we know.
@@ -56,6 +70,7 @@ func (w *flushingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	w.taken = conn
 	if rw.Reader.Buffered() > 0 {
 		conn = &earlyConn{conn, rw.Reader}
 	}

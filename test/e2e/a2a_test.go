@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -80,7 +81,7 @@ func testA2A(t *testing.T, b binding, operation string, send exchangeA2A) {
 // was looked at.
 func askGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answered func(string) error) (string, error) {
 	entered, release := make(chan struct{}, 1), make(chan struct{})
-	p.does("gated", func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+	p.does("gated", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 		emit(a2a.NewSubmittedTask(x, x.Message))
 		emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateWorking, nil))
 		entered <- struct{}{}
@@ -121,7 +122,7 @@ func askGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answer
 // stops the agent.
 func streamGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answered func(string) error) (string, error) {
 	arrived := make(chan struct{}, 1)
-	p.does("gated", func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+	p.does("gated", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 		for i, e := range []a2a.Event{
 			a2a.NewSubmittedTask(x, x.Message),
 			a2a.NewStatusUpdateEvent(x, a2a.TaskStateWorking, nil),
@@ -291,15 +292,17 @@ func TestA2AInMessage(t *testing.T) {
 // trace of the request which began its run.
 func forwardingClient(t testing.TB, a *agent, in *http.Request) *http.Client {
 	c := a.client(t)
-	next := c.Transport
-	c.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+	c.Transport = forwards(in, c.Transport)
+	return c
+}
+
+// forwards sends on the trace of in, in a span of the host's own.
+func forwards(in *http.Request, next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		r = r.Clone(r.Context())
-		for name, v := range ownSpan(in) {
-			r.Header[name] = v
-		}
+		maps.Copy(r.Header, ownSpan(in))
 		return next.RoundTrip(r)
 	})
-	return c
 }
 
 // roundTripper is a http.RoundTripper.
@@ -361,7 +364,7 @@ func TestA2AClientGone(t *testing.T) {
 				return nil
 			})
 			a := newAgent(t, "caller.example.com")
-			a.chat(t, func(ctx context.Context, in *http.Request) error {
+			a.chat(t, func(ctx context.Context, _ *http.Request) error {
 				defer close(release)
 				c, err := p.dial(ctx, a.client(t), b)
 				if err != nil {
@@ -470,7 +473,7 @@ func TestA2ACard(t *testing.T) {
 	p := newPeer(t, "callee.example.com")
 	a := newAgent(t, "caller.example.com")
 	_, want := get(t, p.ingress+a2asrv.WellKnownAgentCardPath)
-	a.chat(t, func(ctx context.Context, _ *http.Request) error {
+	a.chat(t, func(context.Context, *http.Request) error {
 		resp, err := a.client(t).Get(p.ingress + a2asrv.WellKnownAgentCardPath)
 		if err != nil {
 			return err

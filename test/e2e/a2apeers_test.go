@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -265,9 +266,7 @@ func post(ctx context.Context, c *http.Client, url, body string, header http.Hea
 		return 0, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	for name, v := range header {
-		req.Header[name] = v
-	}
+	maps.Copy(req.Header, header)
 	resp, err := c.Do(req)
 	if err != nil {
 		return 0, nil, err

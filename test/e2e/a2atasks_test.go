@@ -442,7 +442,7 @@ func TestA2AKilledAfterTheAnswer(t *testing.T) {
 	a := newAgent(t, "caller.example.com", noQuarantine)
 	for range 3 { // what is not waited for may be stored in time by chance
 		for _, first := range []bool{false, true} {
-			killed := p.process.done
+			killed := p.done
 			p.does("long", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 				emit(a2a.NewSubmittedTask(x, x.Message))
 				<-killed

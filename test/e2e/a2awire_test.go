@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -82,9 +83,7 @@ func TestA2AWire(t *testing.T) {
 				t.Errorf("body (-want +got):\n%s", diff)
 			}
 			sent := http.Header{"Content-Type": {"application/json"}}
-			for name, v := range tt.header {
-				sent[name] = v
-			}
+			maps.Copy(sent, tt.header)
 			for _, name := range []string{"Content-Type", "A2a-Version", "X-A2a-Extensions", "Content-Digest"} {
 				if diff := cmp.Diff(sent[name], got.header[name]); diff != "" {
 					t.Errorf("header %s (-want +got):\n%s", name, diff)

@@ -42,14 +42,7 @@ func (h *threeHosts) client(t testing.TB, p *peer, x *a2asrv.ExecutorContext) *h
 		return c
 	}
 	in := &http.Request{Header: http.Header{"Traceparent": {param(x, "traceparent")}, "Tracestate": {param(x, "tracestate")}}}
-	next := c.Transport
-	c.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
-		r = r.Clone(r.Context())
-		for name, v := range ownSpan(in) {
-			r.Header[name] = v
-		}
-		return next.RoundTrip(r)
-	})
+	c.Transport = forwards(in, c.Transport)
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -88,7 +89,7 @@ func flush(t testing.TB, s *sidecar) {
 	// A server waits 5 s for the first request on a connection that a client has
 	// opened in stock.
 	direct.CloseIdleConnections()
-	http.DefaultClient.CloseIdleConnections() // of what stands before an ingress
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections() // of what stands before an ingress
 	s.stop(t)
 }
 
@@ -219,9 +220,7 @@ func checkAttributes(t *testing.T, spans []span, tools *toolServer) {
 	for _, s := range spans {
 		merged := map[string]string{}
 		for _, part := range want[s.String()] {
-			for k, v := range part {
-				merged[k] = v
-			}
+			maps.Copy(merged, part)
 		}
 		got := map[string]string{}
 		for k, v := range s.attributes {

@@ -117,16 +117,16 @@ func TestSingleFlight(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		expect("one run, the other gone", "a", "")
 
-		tab.Other()
-		tab.Other()
+		tab.Other(ancestry.TraceID{})
+		tab.Other(ancestry.TraceID{})
 		expect("other exchanges in flight", "", ReasonOtherWork)
-		tab.OtherDone(true)
-		tab.OtherDone(false)
+		tab.OtherDone(ancestry.TraceID{}, true)
+		tab.OtherDone(ancestry.TraceID{}, false)
 		expect("other exchange just over", "", ReasonOtherWork)
 		time.Sleep(time.Second)
 		expect("other exchange over", "a", "")
-		tab.Other()
-		tab.OtherDone(false)
+		tab.Other(ancestry.TraceID{})
+		tab.OtherDone(ancestry.TraceID{}, false)
 		expect("harmless exchange over", "a", "")
 
 		tab.End(a)
@@ -157,6 +157,60 @@ func TestQuarantineKeepsATraceShared(t *testing.T) {
 		time.Sleep(time.Second)
 		if v := tab.Attribute(clues); v.ID != "b" {
 			t.Errorf("after quarantine: %+v, want b", v)
+		}
+	})
+}
+
+// TestOtherWorkInATrace: what works in the run's own trace without being a run
+// makes the trace ambiguous, even for the span that the run was handed.
+func TestOtherWorkInATrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(Options{})
+		start(t, tab, &Run{First: "a", Trace: traceA, Span: spanA})
+		start(t, tab, &Run{First: "b", Trace: traceB, Span: spanA})
+		for _, span := range []ancestry.SpanID{spanA, spanB} {
+			clues := Clues{Spans: [2]Span{{traceA, span}}}
+			expect := func(when string, id ancestry.RunID) {
+				t.Helper()
+				if v := tab.Attribute(clues); v.ID != id || id == "" && v.Reason != ReasonOtherWork {
+					t.Errorf("span %s, %s: %+v, want %q", span, when, v, id)
+				}
+			}
+			tab.Other(traceA)
+			tab.Other(traceA)
+			expect("two at work", "")
+			tab.OtherDone(traceA, true)
+			tab.OtherDone(traceA, false)
+			expect("one may have left work behind", "")
+			if v := tab.Attribute(Clues{Spans: [2]Span{{traceB, spanB}}}); v.ID != "b" {
+				t.Errorf("another trace: %+v, want b", v)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			expect("quarantine over", "a")
+			tab.Other(traceA)
+			tab.OtherDone(traceA, false)
+			expect("only read", "a")
+			if len(tab.others) != 0 {
+				t.Errorf("%d traces of other work are left", len(tab.others))
+			}
+		}
+	})
+}
+
+// TestSingleFlightRenewsNothing: a run whose end was not seen must not be kept
+// live by the calls that are attributed to it for want of another.
+func TestSingleFlightRenewsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(Options{TTL: time.Hour})
+		start(t, tab, &Run{First: "a"})
+		time.Sleep(time.Hour - 1)
+		if v := tab.Attribute(Clues{}); v.ID != "a" {
+			t.Fatalf("before the ttl: %+v, want a", v)
+		}
+		time.Sleep(1)
+		if v := tab.Attribute(Clues{}); v.Reason != ReasonNoLiveRun {
+			t.Errorf("at the ttl: %+v, want %s", v, ReasonNoLiveRun)
 		}
 	})
 }
@@ -196,7 +250,7 @@ func TestFullTableIsNotTrusted(t *testing.T) {
 			t.Fatal("Start into a full table = true, want false")
 		}
 		for name, c := range map[string]Clues{
-			"single flight": {}, "trace": {Spans: [2]Span{{traceA, ancestry.SpanID{9}}}},
+			"single flight": {}, "trace": {Spans: [2]Span{{traceA, ancestry.SpanID{9}}}}, "exact span": {Spans: [2]Span{{traceA, spanA}}},
 			"conversation": {Keys: []Key{{KindA2AContext, "c"}}},
 		} {
 			if v := tab.Attribute(c); v.Reason != ReasonTableFull {
@@ -204,7 +258,7 @@ func TestFullTableIsNotTrusted(t *testing.T) {
 			}
 		}
 		for name, c := range map[string]Clues{
-			"run id": {RunID: "a"}, "state": {State: tab.State(a)}, "exact span": {Spans: [2]Span{{traceA, spanA}}},
+			"run id": {RunID: "a"}, "state": {State: tab.State(a)},
 		} {
 			if v := tab.Attribute(c); v.Run != a {
 				t.Errorf("%s: %+v, want a", name, v)

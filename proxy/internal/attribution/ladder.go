@@ -1,6 +1,7 @@
 package attribution
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
@@ -107,7 +108,8 @@ func (t *Table) Attribute(c Clues) Verdict {
 		v.Reason = why
 		return v
 	}
-	if v.Run != nil {
+	if v.Run != nil && v.Evidence != ancestry.EvidenceSingleFlight {
+		// Single-flight would keep the last run live for as long as anything calls.
 		t.touchActiveLocked(v.Run, now)
 	}
 	return v
@@ -131,7 +133,13 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 			continue
 		}
 		runs := t.byTrace[s.Trace]
-		if len(runs) == 1 && !blind {
+		if blind && len(runs) > 0 {
+			// Without spans of our own, two runs may have been handed the same one.
+			why = cmp.Or(why, ReasonTableFull)
+			continue
+		}
+		other := t.others[s.Trace] != nil
+		if len(runs) == 1 && !other {
 			return runs[0].ID(), ""
 		}
 		exact, n := ancestry.RunID(""), 0
@@ -141,12 +149,12 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 			}
 		}
 		switch {
-		case n == 1:
+		case n == 1 && !other:
 			return exact, ""
-		case len(runs) > 1 && why == "":
-			why = ReasonSharedTrace
-		case len(runs) == 1 && why == "":
-			why = ReasonTableFull
+		case len(runs) > 1:
+			why = cmp.Or(why, ReasonSharedTrace)
+		case len(runs) == 1:
+			why = cmp.Or(why, ReasonOtherWork)
 		}
 	}
 	return "", why
