@@ -38,6 +38,9 @@ func (p *Proxy) Ingress() http.Handler {
 			// transport may still be reading it (golang/go#40747).
 			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
 		}
+		if r.Header["Upgrade"] != nil {
+			w = &flushingWriter{ResponseWriter: w} // for its Hijack
+		}
 		x.broken = errAborted // then ReverseProxy panics
 		rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
 		x.broken = nil

@@ -46,9 +46,7 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	delete(r.Header, x.policy.RunIDHeader)
 	for i := range c.Spans {
 		c.Spans[i] = attribution.Span{Trace: ancestry.TraceID(found[i].TraceID), Span: ancestry.SpanID(found[i].SpanID)}
-		if c.State == "" {
-			c.State = found[i].State.Member(stateKey)
-		}
+		c.States[i] = found[i].State.Member(stateKey)
 	}
 	if x.msg.Protocol == wire.A2A {
 		c.Keys = append(c.Keys,
@@ -59,17 +57,27 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: x.session})
 	}
 	v := x.p.runs.Attribute(*c)
+	run := v.Run
+	if run == nil && v.Evidence != "" {
+		run = x.p.storedRun(r.Context(), v.ID)
+	}
+	if v.Evidence == ancestry.EvidenceTraceState && v.Run == nil && (run == nil || run.Trace != v.Trace) {
+		c.States = [2]string{}
+		if v = x.p.runs.Attribute(*c); v.Evidence == "" {
+			v.Reason = attribution.ReasonUnproven
+		}
+		if run = v.Run; run == nil && v.Evidence != "" {
+			run = x.p.storedRun(r.Context(), v.ID)
+		}
+	}
 	x.count(v)
 	if v.Evidence == "" {
 		return
 	}
-	x.evidence, x.run = v.Evidence, v.Run
-	if x.run == nil {
-		x.run = x.p.storedRun(r.Context(), v.ID)
+	if run == nil {
+		run = &attribution.Run{First: v.ID} // the host's word is all there is
 	}
-	if x.run == nil {
-		x.run = &attribution.Run{First: v.ID} // the host's word is all there is
-	}
+	x.evidence, x.run = v.Evidence, run
 }
 
 // count counts the verdict on a message. Other requests that say nothing of

@@ -64,7 +64,7 @@ func (w *flushingWriter) Flush() { _ = http.NewResponseController(w.ResponseWrit
 func (w *flushingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Hijack hands over the connection together with what the client has sent
-// already, which goproxy would lose.
+// already, which goproxy and ReverseProxy would lose.
 func (w *flushingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
@@ -72,7 +72,10 @@ func (w *flushingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	w.taken = conn
 	if rw.Reader.Buffered() > 0 {
+		// Who looks into rw as well, as goproxy does for upgrades, must not find
+		// the same bytes a second time.
 		conn = &earlyConn{conn, rw.Reader}
+		rw = bufio.NewReadWriter(bufio.NewReader(conn), rw.Writer)
 	}
 	return conn, rw, nil
 }

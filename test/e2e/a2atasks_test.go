@@ -261,7 +261,7 @@ func TestA2AConversation(t *testing.T) {
 			tasks := make(chan *a2a.Task, tt.runs)
 			for range tt.runs {
 				go func() { // ends with the call
-					task, err := askDirectly(t, p, "delegate", "ctx-shared")
+					task, err := askDirectly(t, p, "delegate", "ctx-shared-71d0c4f29e8b")
 					if err != nil {
 						t.Error(err)
 					}

@@ -48,9 +48,19 @@ func TestLadder(t *testing.T) {
 	}{
 		{"header Run-Id", func(*Table, *Run) Clues { return Clues{RunID: "a"} }, "a", ancestry.EvidenceRunID, "", false},
 		{"Run-Id of a run that is not live is still the host's word", func(*Table, *Run) Clues { return Clues{RunID: "z"} }, "z", ancestry.EvidenceRunID, "", false},
-		{"our tracestate member", func(tab *Table, a *Run) Clues { return Clues{State: tab.State(a)} }, "a", ancestry.EvidenceTraceState, "", false},
-		{"tracestate member of another host", func(_ *Table, a *Run) Clues { return Clues{State: newTable(Options{HostID: "other"}).State(a)} }, "", "", ReasonManyLiveRuns, false},
-		{"tracestate member of our own making, garbled", func(tab *Table, a *Run) Clues { return Clues{State: tab.State(a) + "~zz"} }, "", "", ReasonManyLiveRuns, false},
+		{"our tracestate member", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{traceA, spanB}}, States: [2]string{tab.State(a)}}
+		}, "a", ancestry.EvidenceTraceState, "", false},
+		{"tracestate member of another host", func(_ *Table, a *Run) Clues {
+			return Clues{States: [2]string{newTable(Options{HostID: "other"}).State(a)}}
+		}, "", "", ReasonManyLiveRuns, false},
+		{"tracestate member of our own making, garbled", func(tab *Table, a *Run) Clues { return Clues{States: [2]string{tab.State(a) + "~zz"}} }, "", "", ReasonManyLiveRuns, false},
+		{"our tracestate member beside a trace that the run was never in", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{traceB, spanB}}, States: [2]string{tab.State(a)}}
+		}, "b", ancestry.EvidenceTraceID, "", false},
+		{"our tracestate member beside nobody's trace", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{ancestry.TraceID{9}, spanB}}, States: [2]string{tab.State(a)}}
+		}, "", "", ReasonUnproven, false},
 		{"trace of one run", func(*Table, *Run) Clues { return Clues{Spans: [2]Span{{traceA, spanB}}} }, "a", ancestry.EvidenceTraceID, "", false},
 		{"trace in the header, unknown trace in the message", func(*Table, *Run) Clues {
 			return Clues{Spans: [2]Span{{ancestry.TraceID{9}, spanA}, {traceB, spanA}}}
@@ -65,7 +75,9 @@ func TestLadder(t *testing.T) {
 		{"unknown conversation", func(*Table, *Run) Clues { return Clues{Keys: []Key{ctx("unknown"), {KindMCPSession, "of-a"}}} }, "", "", ReasonManyLiveRuns, false},
 		{"nothing", func(*Table, *Run) Clues { return Clues{} }, "", "", ReasonManyLiveRuns, false},
 		{"two rungs agree", func(*Table, *Run) Clues { return Clues{RunID: "a", Spans: [2]Span{{traceA, spanA}}} }, "a", ancestry.EvidenceRunID, "", false},
-		{"two rungs agree by two names of one run", func(tab *Table, a *Run) Clues { return Clues{RunID: "host-a", State: tab.State(a)} }, "a", ancestry.EvidenceRunID, "", false},
+		{"two rungs agree by two names of one run", func(tab *Table, a *Run) Clues {
+			return Clues{RunID: "host-a", Spans: [2]Span{{traceA, spanA}}, States: [2]string{tab.State(a)}}
+		}, "a", ancestry.EvidenceRunID, "", false},
 		{"two rungs disagree", func(*Table, *Run) Clues { return Clues{RunID: "a", Spans: [2]Span{{traceB, spanA}}} }, "a", ancestry.EvidenceRunID, "", true},
 		{"a lower rung disagrees", func(*Table, *Run) Clues { return Clues{Spans: [2]Span{{traceA, spanA}}, Credential: "b"} }, "a", ancestry.EvidenceTraceID, "", true},
 	}
@@ -258,7 +270,7 @@ func TestFullTableIsNotTrusted(t *testing.T) {
 			}
 		}
 		for name, c := range map[string]Clues{
-			"run id": {RunID: "a"}, "state": {State: tab.State(a)},
+			"run id": {RunID: "a"}, "state": {Spans: [2]Span{{traceA, spanA}}, States: [2]string{tab.State(a)}},
 		} {
 			if v := tab.Attribute(c); v.Run != a {
 				t.Errorf("%s: %+v, want a", name, v)
@@ -342,7 +354,7 @@ func BenchmarkAttribute(b *testing.B) {
 			tab.Start(last)
 		}
 		for name, c := range map[string]Clues{
-			"state": {State: tab.State(last)}, "trace": {Spans: [2]Span{{Trace: last.Trace}}}, "none": {},
+			"state": {Spans: [2]Span{{Trace: last.Trace}}, States: [2]string{tab.State(last)}}, "trace": {Spans: [2]Span{{Trace: last.Trace}}}, "none": {},
 		} {
 			b.Run(fmt.Sprintf("%s/live=%d", name, live), func(b *testing.B) {
 				b.ReportAllocs()

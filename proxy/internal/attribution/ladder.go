@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,8 +21,8 @@ type Span struct {
 // field is a clue that the call does not give.
 type Clues struct {
 	RunID      ancestry.RunID // header Run-Id
-	State      string         // tracestate member wop=
 	Spans      [2]Span        // of the carriers: in the message, in the header
+	States     [2]string      // their tracestate members wop=
 	Credential ancestry.RunID // user name of the proxy credential, its secret already checked
 	BasePath   ancestry.RunID // /_run/<runId>/
 	Keys       []Key          // ids of the conversation it belongs to
@@ -38,6 +39,7 @@ const (
 	ReasonSharedKey       Reason = "shared-key"        // several live runs share the call's conversation
 	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
 	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
+	ReasonUnproven        Reason = "unproven-state"    // the tracestate member names a run that is not known in the trace of the call
 	ReasonSingleFlightOff Reason = "single-flight-off" // one run is live, and the rung is turned off
 )
 
@@ -45,7 +47,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey,
-		ReasonOtherWork, ReasonTableFull, ReasonSingleFlightOff,
+		ReasonOtherWork, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
 	}
 }
 
@@ -57,6 +59,10 @@ type Verdict struct {
 	Evidence ancestry.Evidence
 	Reason   Reason
 	Conflict bool // a lower rung named another run
+	// Trace is where a tracestate member named a run that is not live here. The
+	// member is evidence only if the run is known in that trace: a peer may have
+	// put it where we could not take it out.
+	Trace ancestry.TraceID
 }
 
 // Attribute walks down the ladder. The first rung that names a run decides;
@@ -86,22 +92,30 @@ func (t *Table) Attribute(c Clues) Verdict {
 		}
 	}
 	consider(ancestry.EvidenceRunID, c.RunID)
-	consider(ancestry.EvidenceTraceState, t.parseState(c.State))
+	var why Reason
+	for i, state := range c.States {
+		id := t.parseState(state)
+		if run := t.byID[id]; run != nil && !slices.Contains(run.traces, c.Spans[i].Trace) {
+			why = ReasonUnproven
+			continue
+		}
+		if id != "" && v.Evidence == "" && t.byID[id] == nil {
+			v.Trace = c.Spans[i].Trace
+		}
+		consider(ancestry.EvidenceTraceState, id)
+	}
 	blind := now.Before(t.blindUntil)
-	byTrace, why := t.byTraceLocked(c.Spans, blind)
+	byTrace, whyNot := t.byTraceLocked(c.Spans, blind)
+	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceTraceID, byTrace)
 	consider(ancestry.EvidenceProxyCredential, c.Credential)
 	consider(ancestry.EvidenceBasePath, c.BasePath)
-	if byKey, whyNot := t.byKeyLocked(c.Keys, blind); whyNot == "" {
-		consider(ancestry.EvidenceConversation, byKey)
-	} else if why == "" {
-		why = whyNot
-	}
+	byKey, whyNot := t.byKeyLocked(c.Keys, blind)
+	why = cmp.Or(why, whyNot)
+	consider(ancestry.EvidenceConversation, byKey)
 	if v.Evidence == "" {
 		byFlight, whyNot := t.onlyLocked(now, blind)
-		if byFlight == "" && why == "" {
-			why = whyNot
-		}
+		why = cmp.Or(why, whyNot)
 		consider(ancestry.EvidenceSingleFlight, byFlight)
 	}
 	if v.Evidence == "" {
