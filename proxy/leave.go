@@ -183,6 +183,9 @@ func (x *exchange) noteChild(r *http.Request, h http.Header) {
 		x.p.metrics.ancestry.WithLabelValues("invalid").Inc()
 		return
 	}
+	if host == x.p.o.HostID {
+		return // a call to itself: its own ingress has recorded the run
+	}
 	x.child = ancestry.Link{
 		Run: id, Host: host, Chain: x.sent, Evidence: x.evidence,
 		Trace: ancestry.TraceID(x.context.TraceID), ParentSpan: ancestry.SpanID(x.context.SpanID),

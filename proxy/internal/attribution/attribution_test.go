@@ -154,23 +154,45 @@ func TestSingleFlight(t *testing.T) {
 	})
 }
 
-// TestQuarantineKeepsATraceShared shows why ended runs stay in the index: a
-// call left behind by one run must not be taken for the other's.
-func TestQuarantineKeepsATraceShared(t *testing.T) {
+// TestATraceStaysShared: a call left behind by one run must not be taken for
+// that of another run of the same trace, however much later it comes. Only the
+// span that a run was handed still tells it.
+func TestATraceStaysShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tab := newTable(Options{})
 		a := start(t, tab, &Run{First: "a", Trace: traceA, Span: spanA})
-		start(t, tab, &Run{First: "b", Trace: traceA, Span: spanB})
-		clues := Clues{Spans: [2]Span{{traceA, ancestry.SpanID{7}}}}
 		tab.End(a)
-		if v := tab.Attribute(clues); v.Reason != ReasonSharedTrace {
-			t.Errorf("in quarantine: %+v, want %s", v, ReasonSharedTrace)
+		time.Sleep(time.Minute)
+		start(t, tab, &Run{First: "b", Trace: traceA, Span: spanB})
+		start(t, tab, &Run{First: "c", Trace: traceB})
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, ancestry.SpanID{7}}}}); v.Reason != ReasonSharedTrace {
+			t.Errorf("a span of the host's own: %+v, want %s", v, ReasonSharedTrace)
 		}
-		time.Sleep(time.Second)
-		if v := tab.Attribute(clues); v.ID != "b" {
-			t.Errorf("after quarantine: %+v, want b", v)
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, spanA}}}); v.Reason != ReasonSharedTrace {
+			t.Errorf("the span of the run that ended: %+v, want %s", v, ReasonSharedTrace)
+		}
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, spanB}}}); v.ID != "b" {
+			t.Errorf("the span that b was handed: %+v, want b", v)
 		}
 	})
+}
+
+func TestRetiredIsBounded(t *testing.T) {
+	r := retired{count: map[ancestry.TraceID]int{}}
+	for i := range 3 * maxRetired {
+		r.add(ancestry.TraceID{byte(i), byte(i >> 8), byte(i >> 16), 1})
+	}
+	r.add(traceA)
+	r.add(traceA)
+	if len(r.ring) != maxRetired || len(r.count) != maxRetired-1 || !r.has(traceA) || r.has(ancestry.TraceID{0, 0, 0, 1}) {
+		t.Errorf("%d places, %d traces, newest %v, oldest %v", len(r.ring), len(r.count), r.has(traceA), r.has(ancestry.TraceID{0, 0, 0, 1}))
+	}
+	for i := range maxRetired {
+		r.add(ancestry.TraceID{byte(i), byte(i >> 8), byte(i >> 16), 2})
+	}
+	if r.has(traceA) {
+		t.Error("a trace is remembered for ever")
+	}
 }
 
 // TestOtherWorkInATrace: what works in the run's own trace without being a run

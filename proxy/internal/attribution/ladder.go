@@ -137,9 +137,9 @@ func (t *Table) touchActiveLocked(r *Run, now time.Time) {
 	}
 }
 
-// byTraceLocked names the one run that is live in the call's trace. Of several,
-// it is the one that was handed exactly the span id that the call bears: a host
-// without spans of its own returns what it was given.
+// byTraceLocked names the one run that the call's trace has seen on this host.
+// Of several it is the one that was handed exactly the span id that the call
+// bears: a host without spans of its own returns what it was given.
 func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason) {
 	var why Reason
 	for _, s := range spans {
@@ -153,7 +153,8 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 			continue
 		}
 		other := t.others[s.Trace] != nil
-		if len(runs) == 1 && !other {
+		before := t.retired.has(s.Trace)
+		if len(runs) == 1 && !other && !before {
 			return runs[0].ID(), ""
 		}
 		exact, n := ancestry.RunID(""), 0
@@ -165,7 +166,7 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 		switch {
 		case n == 1 && !other:
 			return exact, ""
-		case len(runs) > 1:
+		case len(runs) > 1, len(runs) == 1 && before:
 			why = cmp.Or(why, ReasonSharedTrace)
 		case len(runs) == 1:
 			why = cmp.Or(why, ReasonOtherWork)

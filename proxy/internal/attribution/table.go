@@ -94,6 +94,7 @@ type Table struct {
 	byTrace  map[ancestry.TraceID][]*Run
 	bindings map[Key][]*Run
 	bound    int                              // bindings in use
+	retired  retired                          // traces in which a run has ended
 	active   *list.List                       // of *Run, longest idle first
 	ended    *list.List                       // of *Run, first to end first
 	other    int                              // exchanges in flight that are no run
@@ -113,6 +114,7 @@ func NewTable(o Options) *Table {
 		byTrace:  make(map[ancestry.TraceID][]*Run),
 		bindings: make(map[Key][]*Run),
 		others:   make(map[ancestry.TraceID]*otherTrace),
+		retired:  retired{count: make(map[ancestry.TraceID]int)},
 		active:   list.New(),
 		ended:    list.New(),
 	}
@@ -410,6 +412,7 @@ func (t *Table) removeLocked(r *Run) {
 	}
 	for _, trace := range r.traces {
 		drop(t.byTrace, trace, r)
+		t.retired.add(trace)
 	}
 	r.traces = nil
 	for _, key := range r.bindings {
@@ -418,6 +421,35 @@ func (t *Table) removeLocked(r *Run) {
 	}
 	r.bindings = nil
 }
+
+// retired remembers the traces of the runs that left the table last. What such a
+// run has left behind may call out long after, and must not be taken for a later
+// run of the same trace.
+type retired struct {
+	count map[ancestry.TraceID]int // times that a trace is in ring
+	ring  []ancestry.TraceID
+	next  int
+}
+
+// maxRetired bounds what is remembered: half a megabyte, and at a hundred runs a
+// second the last two minutes.
+const maxRetired = 1 << 14
+
+func (r *retired) add(trace ancestry.TraceID) {
+	if len(r.ring) < maxRetired {
+		r.ring = append(r.ring, trace)
+	} else {
+		old := r.ring[r.next]
+		if r.count[old]--; r.count[old] == 0 {
+			delete(r.count, old)
+		}
+		r.ring[r.next] = trace
+		r.next = (r.next + 1) % maxRetired
+	}
+	r.count[trace]++
+}
+
+func (r *retired) has(trace ancestry.TraceID) bool { return r.count[trace] > 0 }
 
 // drop takes r from the runs of k.
 func drop[K comparable](index map[K][]*Run, k K, r *Run) {
