@@ -158,9 +158,7 @@ func (sc *scenario) start() {
 // that it had to record is in the store.
 func (sc *scenario) restart() {
 	old := sc.sidecar.notebook
-	old.mu.Lock()
-	defer old.mu.Unlock()
-	for _, l := range old.links {
+	for _, l := range old.noted() {
 		eventually(sc.t, "the store to have "+string(l.Run), func() bool {
 			_, err := sc.store.Lookup(sc.t.Context(), l.Run)
 			return err == nil || l.Host != ""
@@ -325,10 +323,7 @@ func (sc *scenario) links() string {
 	var b strings.Builder
 	seen := map[string]bool{}
 	for _, n := range append(sc.before, sc.sidecar.notebook) {
-		n.mu.Lock()
-		noted := slices.Clone(n.links)
-		n.mu.Unlock()
-		for _, l := range noted {
+		for _, l := range n.noted() {
 			if seen[l.Key()] {
 				continue
 			}

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -293,13 +294,13 @@ func TestWebSocket(t *testing.T) {
 					t.Fatalf("frames = %q, %v, want what the server said and its echo", b, err)
 				}
 				if closes == "client" {
-					c.Conn.Close()
+					c.Close()
 					if err := receive(t, ended, "the server to notice"); err == nil {
 						t.Error("the server has read a byte that nobody sent")
 					}
 					return
 				}
-				if n, err := c.Read(b); err != io.EOF {
+				if n, err := c.Read(b); !errors.Is(err, io.EOF) {
 					t.Errorf("after the server closed: %d bytes, %v, want EOF", n, err)
 				}
 			})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -152,7 +153,7 @@ func TestTunnelsPassOtherProtocols(t *testing.T) {
 				t.Errorf("heard %q, %v, want %q", got[:n], err, row.hear)
 			}
 			s.awaitSeries(t, tunnelsOf(row.kind), 1)
-			_ = c.Conn.Close()
+			_ = c.Close()
 			s.awaitSeries(t, "wopproxy_tunnels", 0)
 		})
 	}
@@ -385,7 +386,7 @@ func TestConnectIsRefused(t *testing.T) {
 		t.Errorf("the second tunnel of one = %d, want 503", got)
 	}
 	s.wantSeries(t, hit(limitTunnels), 1)
-	_ = first.Conn.Close()
+	_ = first.Close()
 	s.awaitSeries(t, "wopproxy_tunnels", 0)
 	if got := connect(to); got != http.StatusOK {
 		t.Errorf("a tunnel after the first was closed = %d, want 200", got)
@@ -430,7 +431,7 @@ func TestDrainWaitsForExchanges(t *testing.T) {
 			defer cancel()
 			drained := make(chan error, 1)
 			go func() { drained <- s.Drain(ctx) }()
-			if _, err := quiet.ReadByte(); err != io.EOF {
+			if _, err := quiet.ReadByte(); !errors.Is(err, io.EOF) {
 				t.Errorf("the quiet tunnel: %v, want it to be closed", err)
 			}
 			s.awaitSeries(t, "wopproxy_tunnels", 1)

@@ -356,7 +356,7 @@ func TestHalfSentBody(t *testing.T) {
 					t.Errorf("first bytes = %q", got)
 				}
 			}
-			if err := c.Conn.Close(); err != nil {
+			if err := c.Close(); err != nil {
 				t.Fatal(err)
 			}
 			s.awaitSeries(t, `wopproxy_exchanges_total{direction="ingress",outcome="client-gone",protocol="http"}`, 1)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -250,9 +251,7 @@ type tracer struct{ next http.RoundTripper }
 func (tr tracer) RoundTrip(r *http.Request) (*http.Response, error) {
 	h, _ := r.Context().Value(headersKey{}).(http.Header)
 	r = r.Clone(r.Context())
-	for name, v := range h {
-		r.Header[name] = v
-	}
+	maps.Copy(r.Header, h)
 	return tr.next.RoundTrip(r)
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -380,7 +381,8 @@ type process struct {
 func run(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{cmd: exec.Command(program, args...), stdout: new(bytes.Buffer), stderr: newLogBook(), done: make(chan struct{})}
-	p.cmd.Env = append(cleanEnv(), env...)
+	// Built to find races, a program would sleep for a second before it exits.
+	p.cmd.Env = slices.Concat([]string{"GORACE=atexit_sleep_ms=0"}, cleanEnv(), env)
 	p.cmd.Stdout, p.cmd.Stderr = p.stdout, p.stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -73,9 +74,7 @@ func (a *agent) tryChat(ctx context.Context, header http.Header, do work) (run s
 	if err != nil {
 		return "", err
 	}
-	for name, v := range header {
-		req.Header[name] = v
-	}
+	maps.Copy(req.Header, header)
 	resp, err := direct.Do(req)
 	a.mu.Lock()
 	run = a.runs[token]

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -63,9 +64,7 @@ func plainSettings(t testing.TB, overrides settings) settings {
 		"egress.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0",
 		"ancestry.store.bolt.dir": filepath.Join(t.TempDir(), "store"),
 	}
-	for key, v := range overrides {
-		s[key] = v
-	}
+	maps.Copy(s, overrides)
 	return s
 }
 

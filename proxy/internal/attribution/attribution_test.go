@@ -238,11 +238,11 @@ func TestSingleFlightRenewsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tab := newTable(Options{TTL: time.Hour})
 		start(t, tab, &Run{First: "a"})
-		time.Sleep(time.Hour - 1)
+		time.Sleep(time.Hour - time.Nanosecond)
 		if v := tab.Attribute(Clues{}); v.ID != "a" {
 			t.Fatalf("before the ttl: %+v, want a", v)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if v := tab.Attribute(Clues{}); v.Reason != ReasonNoLiveRun {
 			t.Errorf("at the ttl: %+v, want %s", v, ReasonNoLiveRun)
 		}
