@@ -38,10 +38,10 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 		<-p.done
 	}
 	switch {
+	case int64(len(p.buf)) > limit: // its end may have come with the last bytes
+		return nil, p, bodyTooLarge
 	case errors.Is(p.err, io.EOF):
 		return p.buf, nil, bodyWhole
-	case p.err == nil:
-		return nil, p, bodyTooLarge
 	}
 	return nil, p, bodyBroken // the transport will meet the same error
 }

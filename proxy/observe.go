@@ -85,7 +85,7 @@ func (o *observer) Read(b []byte) (int, error) {
 
 func (o *observer) see(chunk []byte, last bool) {
 	if o.events != nil {
-		o.events.write(chunk, func(data []byte) { o.x.learn(data) }, func() {
+		o.events.write(chunk, func(data []byte) { o.x.learn(data, false) }, func() {
 			o.x.p.metrics.limit(limitEvent)
 			o.x.streamed = false // this may have been the answer
 		})
@@ -104,7 +104,7 @@ func (o *observer) see(chunk []byte, last bool) {
 		whole = wire.Complete(o.seen)
 	}
 	if whole {
-		o.x.learn(o.seen)
+		o.x.learn(o.seen, true)
 		o.seen, o.done = nil, true
 	}
 }
@@ -115,7 +115,9 @@ func endsInBracket(b []byte) bool {
 }
 
 // learn takes from one document or event what it says about the exchange's run.
-func (x *exchange) learn(data []byte) {
+// A document is the answer to the exchange's own request, whatever id it bears:
+// some servers round large ones. On a stream the id decides.
+func (x *exchange) learn(data []byte, alone bool) {
 	if x.head.openwop != openwop.None {
 		x.learnOpenWOP(data)
 		return
@@ -137,7 +139,7 @@ func (x *exchange) learn(data []byte) {
 		x.lateAnswer(a)
 		return
 	}
-	if a.ID != "" && a.ID != x.msg.ID {
+	if !alone && a.ID != "" && a.ID != x.msg.ID {
 		return // on a stream that serves several requests
 	}
 	x.learnTask(a)

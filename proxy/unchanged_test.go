@@ -33,7 +33,11 @@ func target(t testing.TB, last chan<- seen) string {
 		if err != nil {
 			t.Errorf("read body: %v", err)
 		}
-		last <- seen{r.Header.Clone(), r.ContentLength, sum(body), body}
+		select {
+		case last <- seen{r.Header.Clone(), r.ContentLength, sum(body), body}:
+		case <-r.Context().Done():
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 	})
