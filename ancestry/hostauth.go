@@ -46,6 +46,7 @@ const (
 type hostAuth struct {
 	base        string // upstream, without the slash at its end
 	client      *http.Client
+	rewriteHost bool
 	credentials []string
 	grants      grants
 	checks      *prometheus.CounterVec
@@ -71,6 +72,7 @@ func newHostAuth(o APIOptions) (*hostAuth, error) {
 			// A redirect would carry the caller's credentials elsewhere.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
+		rewriteHost: o.RewriteHost,
 		credentials: append([]string{versionHeader}, o.Credentials...),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "wopproxy_ancestry_host_checks_total",
@@ -102,7 +104,9 @@ func (h *hostAuth) ask(r *http.Request, underV1 bool, segment string) (RunID, er
 	if err != nil {
 		return "", fmt.Errorf("ask host for run: %w", err)
 	}
-	req.Host = r.Host // as ingress forwards it: some hosts tell tenants by name
+	if !h.rewriteHost {
+		req.Host = r.Host // as ingress forwards it: some hosts tell tenants by name
+	}
 	req.Header.Set("Accept", "application/json")
 	for _, name := range h.credentials {
 		if v := r.Header.Values(name); len(v) > 0 {

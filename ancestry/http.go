@@ -33,8 +33,9 @@ const (
 	AuthNone AuthMode = "none"
 	// AuthBearer answers those who send the configured token.
 	AuthBearer AuthMode = "bearer"
-	// AuthHost answers those whom the host lets read the run itself. Runs that
-	// only the proxy knows are answered to the configured token, if there is one.
+	// AuthHost answers those whom the host lets read the run itself, and those who
+	// send the configured token, if there is one: it is the only way to read runs
+	// that the host can't be asked for.
 	AuthHost AuthMode = "host"
 )
 
@@ -51,6 +52,7 @@ type APIOptions struct {
 	Bearer func() string
 
 	Upstream    *url.URL          // the host itself, as ingress reaches it
+	RewriteHost bool              // send Upstream's own Host, as ingress then does; default: the caller's
 	Transport   http.RoundTripper // to Upstream; default: direct, no proxy from the environment
 	Credentials []string          // headers the host knows its callers by; default Authorization and Cookie
 
@@ -278,11 +280,14 @@ func (a *API) lookup(ctx context.Context, id RunID) (Link, error) {
 // known parent: the answer is a zero link.
 func (a *API) askHost(r *http.Request, q *question, link Link) (Link, error) {
 	known := link.Run != ""
-	if _, minted := link.Run.Minted(); minted && link.Alias == "" && a.bearer(r) {
-		return link, nil // the host cannot know this run, so the token decides
+	if known && a.bearer(r) {
+		// Of what a host calls its runs, only OpenWOP's own can be asked for: a
+		// minted id means nothing to it, and an A2A task has another address.
+		return link, nil
 	}
-	// The host is asked for all other runs, also for those that it cannot know,
-	// so that its refusal makes them look like any run that does not exist.
+	// Without the token the host is asked for all runs, also for those that it
+	// cannot know, so that its refusal makes them look like any run that does
+	// not exist.
 	segment := q.raw
 	if known && link.Alias != "" && link.Alias != q.id {
 		segment = q.segment(link.Alias)

@@ -16,9 +16,6 @@ func (d *decoder) checkAll(c *Config) {
 	d.checkAuth(c)
 	d.checkHeaders(c)
 	d.checkTrust(c)
-	if c.Limits.InspectedEvent > c.Limits.SSEEvent && d.sound("limits.sseEvent") {
-		d.refuse("limits.inspectedEvent", "%v is above limits.sseEvent (%v), lower it", c.Limits.InspectedEvent, c.Limits.SSEEvent)
-	}
 }
 
 // refuse adds a mistake, unless the key is wrong already.
@@ -89,7 +86,13 @@ func (d *decoder) checkIngress(c *Config) {
 	if u := c.Host.WellKnownURL; u.URL != nil && !strings.HasSuffix(u.Path, "/.well-known/openwop") {
 		d.refuse("host.wellKnownUrl", "%v does not end in /.well-known/openwop, write the whole address of the discovery document", u)
 	}
-	if c.Ingress.Host == HostUpstream || !d.sound("ingress.host") {
+	if !d.sound("ingress.host") {
+		return
+	}
+	if c.Ingress.Host == HostUpstream {
+		if len(c.Ingress.AllowedHosts) == 0 {
+			d.refuse("ingress.allowedHosts", "required by ingress.host upstream, write the names by which callers reach this host, for example [planner.example.com]")
+		}
 		return
 	}
 	const what = "has no effect while ingress.host is preserve, remove it or write ingress.host: upstream"

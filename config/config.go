@@ -68,8 +68,9 @@ type Host struct {
 	ID string `yaml:"id" required:"the hostId of this host, for example planner.example.com/agent" pattern:"^[!-~]{1,255}$" want:"1 to 255 visible ASCII characters" restart:"yes"`
 	// WellKnownURL is the address of this host's discovery document as other
 	// hosts reach it, ending in /.well-known/openwop. At most 2048 bytes. No
-	// default: required. Whoever reads an ancestry answer walks on through it.
-	WellKnownURL URL `yaml:"wellKnownUrl" required:"the public address of the discovery document, for example https://planner.example.com/.well-known/openwop"`
+	// default: required. Whoever reads an ancestry answer walks on through it. A change
+	// needs a restart.
+	WellKnownURL URL `yaml:"wellKnownUrl" required:"the public address of the discovery document, for example https://planner.example.com/.well-known/openwop" restart:"yes"`
 }
 
 // Ingress is where calls into the host arrive.
@@ -79,20 +80,23 @@ type Ingress struct {
 	// host's network. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
 	// Upstream is the host itself; a path in it goes in front of the path of
-	// every request. No default: required.
-	Upstream URL `yaml:"upstream" required:"the address of the host behind this proxy, for example http://127.0.0.1:8080"`
+	// every request. No default: required. A change needs a restart.
+	Upstream URL `yaml:"upstream" required:"the address of the host behind this proxy, for example http://127.0.0.1:8080" restart:"yes"`
 	// Host is the Host header that the host sees: the caller's (preserve) or
 	// that of the upstream address (upstream). Default preserve. With upstream
 	// the host can no longer tell a rebound DNS name from its own, so the proxy
-	// has to: see allowedHosts.
+	// has to, by allowedHosts and allowedOrigins.
 	Host HostHeader `yaml:"host" enum:"preserve|upstream"`
 	// AllowedHosts are the Host headers let in while host is upstream; others
-	// are refused. Default [], which lets all in. Not allowed with preserve,
-	// where the host checks for itself.
+	// are refused with 403. Default []. Required with upstream, which blinds the
+	// host's own check; not allowed with preserve, where the host checks for
+	// itself.
 	AllowedHosts Hosts `yaml:"allowedHosts"`
 	// AllowedOrigins are the Origin headers let in while host is upstream;
-	// others are refused, a request without one passes. Default [], which lets
-	// all in. Not allowed with preserve, where the host checks for itself.
+	// others are refused with 403, a request without one passes. Default [],
+	// which then refuses every request that bears an Origin: name the origins of
+	// the pages that call this host from a browser. Not allowed with preserve,
+	// where the host checks for itself.
 	AllowedOrigins Origins `yaml:"allowedOrigins"`
 }
 
@@ -108,8 +112,10 @@ const (
 // Egress is where the host's own calls leave.
 type Egress struct {
 	// Listen is the address that the host uses as its HTTP proxy. Default
-	// 127.0.0.1:8089. Whoever reaches it can reach what this machine reaches. A
-	// change needs a restart.
+	// 127.0.0.1:8089, which only this machine reaches. Whoever reaches it can use
+	// it, without any password, to call whatever this machine can call:
+	// credentials keep nobody out. Away from loopback, let the network admit the
+	// host alone. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
 	// ConnectPorts are the ports to which CONNECT may open a tunnel; others are
 	// refused. Default [], which means any. Each 1 to 65535.
@@ -132,7 +138,8 @@ type Egress struct {
 type Credentials struct {
 	// Secret is the password with which a proxy user name counts as a run id
 	// (http://<runId>:<secret>@127.0.0.1:8089). Default none: then no user name
-	// is evidence of anything.
+	// is evidence of anything. A call without it, or with a wrong one, passes all
+	// the same and finds its run in another way.
 	Secret Secret `yaml:"secret"`
 }
 
@@ -143,8 +150,9 @@ type Admin struct {
 	// Default 127.0.0.1:9090. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
 	// Pprof serves profiles under /debug/pprof/. Default false. Allowed only
-	// where listen is a loopback address: profiles hold memory contents.
-	Pprof bool `yaml:"pprof"`
+	// where listen is a loopback address: profiles hold memory contents. A change
+	// needs a restart.
+	Pprof bool `yaml:"pprof" restart:"yes"`
 }
 
 // Ancestry says where parent links are kept, how long, and who may read them.
@@ -179,12 +187,13 @@ type Bolt struct {
 // Retention is when links are forgotten. A forgotten run is answered like one
 // that never was.
 type Retention struct {
-	// Age is how long a link is kept at least. Default 720h; 1h to 87600h.
-	Age Duration `yaml:"age" min:"1h" max:"87600h"`
+	// Age is how long a link is kept at least. Default 720h; 1h to 87600h. A
+	// change needs a restart.
+	Age Duration `yaml:"age" min:"1h" max:"87600h" restart:"yes"`
 	// Links is how many are kept: while there are more, the oldest day of links
 	// goes, whatever its age, but never the newest day. Default 10000000; 1000 to
-	// 1000000000.
-	Links int `yaml:"links" min:"1000" max:"1000000000"`
+	// 1000000000. A change needs a restart.
+	Links int `yaml:"links" min:"1000" max:"1000000000" restart:"yes"`
 }
 
 // Auth says who may read the ancestry of a run on the ingress listener.
@@ -192,8 +201,9 @@ type Auth struct {
 	// Mode is how a reader is known. Default host: the host is asked, with the
 	// reader's own credentials, whether it would show the run. bearer: the
 	// token opens all runs and nothing else opens any. none: everyone reads all,
-	// allowed only where ingress.listen is a loopback address.
-	Mode AuthMode `yaml:"mode" enum:"host|bearer|none"`
+	// allowed only where ingress.listen is a loopback address. A change needs a
+	// restart.
+	Mode AuthMode `yaml:"mode" enum:"host|bearer|none" restart:"yes"`
 	// Bearer is a token that may read every run. Default none. Required by mode
 	// bearer; in mode host it also opens the runs that the host cannot know, in
 	// mode none it is not allowed.
@@ -234,8 +244,9 @@ type Runs struct {
 	MCPMethods []string `yaml:"mcpMethods" pattern:"^[A-Za-z][A-Za-z0-9_./-]*$" want:"an MCP method, write for example tools/call"`
 	// TTL is how long after its last activity a run whose end was not seen is
 	// live. Default 1h; 1s to 720h. Too short, and late calls lose their parent;
-	// too long, and dead runs keep attribution.singleFlight from deciding.
-	TTL Duration `yaml:"ttl" min:"1s" max:"720h"`
+	// too long, and dead runs keep attribution.singleFlight from deciding. A
+	// change needs a restart.
+	TTL Duration `yaml:"ttl" min:"1s" max:"720h" restart:"yes"`
 }
 
 // Attribution tunes how an outbound call finds its run.
@@ -243,11 +254,12 @@ type Attribution struct {
 	// SingleFlight lets a call without other evidence belong to the only live
 	// run. Default true. Turn it off where replicas share a host without sticky
 	// ingress, or where the host also works without being called: then the only
-	// run that is seen is not the only one there is.
-	SingleFlight bool `yaml:"singleFlight"`
+	// run that is seen is not the only one there is. A change needs a restart.
+	SingleFlight bool `yaml:"singleFlight" restart:"yes"`
 	// Quarantine is how long a run that has ended still counts as live for
-	// singleFlight, because hosts leave work behind. Default 1s; 0s to 1h.
-	Quarantine Duration `yaml:"quarantine" min:"0s" max:"1h"`
+	// singleFlight, because hosts leave work behind. Default 1s; 0s to 1h. A
+	// change needs a restart.
+	Quarantine Duration `yaml:"quarantine" min:"0s" max:"1h" restart:"yes"`
 	// SessionsPerRun says that the host opens its own MCP session for each run,
 	// so that a session names the run it was first used in. Default false: a
 	// session that two runs share would name the wrong one.
@@ -313,8 +325,9 @@ type Tracing struct {
 	// the proxy makes no spans and hands on those it was given.
 	OTLP OTLP `yaml:"otlp"`
 	// Sample is the share of new traces that are sampled; a trace that arrives
-	// keeps the decision it comes with. Default 1; 0 to 1.
-	Sample float64 `yaml:"sample" min:"0" max:"1"`
+	// keeps the decision it comes with. Default 1; 0 to 1. A change needs a
+	// restart; only where no spans are made do new traces follow it at once.
+	Sample float64 `yaml:"sample" min:"0" max:"1" restart:"yes"`
 	// Propagators are the formats read besides W3C, which always comes first and
 	// is the only one sent. Default [b3, jaeger, xray, ottrace].
 	Propagators []Propagator `yaml:"propagators" enum:"b3|jaeger|xray|ottrace"`
@@ -334,16 +347,18 @@ const (
 // OTLP is where spans go.
 type OTLP struct {
 	// Endpoint is the collector, http://otel-collector:4318 for http/protobuf,
-	// http://otel-collector:4317 for grpc; https:// for TLS. Default none.
-	Endpoint URL `yaml:"endpoint"`
+	// http://otel-collector:4317 for grpc; https:// for TLS. Default none. A
+	// change needs a restart.
+	Endpoint URL `yaml:"endpoint" restart:"yes"`
 	// Protocol is how spans are sent, http/protobuf or grpc. Default
-	// http/protobuf.
-	Protocol Protocol `yaml:"protocol" enum:"http/protobuf|grpc"`
-	// Headers are sent with every export, such as an API key. Default {}.
-	Headers map[string]Secret `yaml:"headers"`
+	// http/protobuf. A change needs a restart.
+	Protocol Protocol `yaml:"protocol" enum:"http/protobuf|grpc" restart:"yes"`
+	// Headers are sent with every export, such as an API key. Default {}. A
+	// change needs a restart, and so does a new value in a secret's file.
+	Headers map[string]Secret `yaml:"headers" restart:"yes"`
 	// Timeout is how long one export may take; its spans are dropped past it.
-	// Default 10s; 1ms to 5m.
-	Timeout Duration `yaml:"timeout" min:"1ms" max:"5m"`
+	// Default 10s; 1ms to 5m. A change needs a restart.
+	Timeout Duration `yaml:"timeout" min:"1ms" max:"5m" restart:"yes"`
 }
 
 // Protocol is an OTLP transport.
@@ -368,29 +383,32 @@ type Limits struct {
 	// passes untouched, with its context in headers only. Default 4MiB; 1KiB to
 	// 256MiB. As much is held for each request in flight.
 	InspectedBody Bytes `yaml:"inspectedBody" min:"1KiB" max:"256MiB"`
+	// BodyPatience is how long the proxy waits for the whole of a request body
+	// that it would read; a body that takes longer is forwarded as it comes,
+	// unread, with its context in headers only. Default 10s; 10ms to 10m. A call
+	// whose sender keeps the body open goes out that much later.
+	BodyPatience Duration `yaml:"bodyPatience" min:"10ms" max:"10m"`
 	// Header is the largest request header that is read; a larger one is refused
-	// with 431. Default 64KiB; 4KiB to 16MiB.
-	Header Bytes `yaml:"header" min:"4KiB" max:"16MiB"`
-	// SSEEvent is the largest event of a stream that is still followed; past it
-	// the rest of the stream passes unread. Default 16MiB; 1KiB to 1GiB. Events
-	// are not held, only counted.
-	SSEEvent Bytes `yaml:"sseEvent" min:"1KiB" max:"1GiB"`
-	// InspectedEvent is the largest event that is read; a larger one passes
-	// unread. Default 1MiB; 1KiB to 256MiB, and not above sseEvent. As much is
-	// held for each stream.
+	// with 431. Default 64KiB; 4KiB to 16MiB. A change needs a restart.
+	Header Bytes `yaml:"header" min:"4KiB" max:"16MiB" restart:"yes"`
+	// InspectedEvent is the largest event of a stream that is read; a larger one,
+	// of any length, passes unread, and the events behind it are read again.
+	// Default 1MiB; 1KiB to 256MiB. Up to twice as much is held for each stream.
 	InspectedEvent Bytes `yaml:"inspectedEvent" min:"1KiB" max:"256MiB"`
 	// LiveRuns is how many runs may be live at once; calls of further ones find
-	// no parent. Default 100000; 1 to 10000000.
-	LiveRuns int `yaml:"liveRuns" min:"1" max:"10000000"`
+	// no parent. Default 100000; 1 to 10000000. A change needs a restart.
+	LiveRuns int `yaml:"liveRuns" min:"1" max:"10000000" restart:"yes"`
 	// Bindings is how many conversations are remembered with their run; further
-	// ones are no evidence. Default 100000; 1 to 10000000.
-	Bindings int `yaml:"bindings" min:"1" max:"10000000"`
+	// ones are no evidence. Default 100000; 1 to 10000000. A change needs a
+	// restart.
+	Bindings int `yaml:"bindings" min:"1" max:"10000000" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
-	// and readiness turns to degraded. Default 8192; 1 to 1000000.
-	Queue int `yaml:"queue" min:"1" max:"1000000"`
+	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
+	// a restart.
+	Queue int `yaml:"queue" min:"1" max:"1000000" restart:"yes"`
 	// Tunnels is how many CONNECT tunnels may be open; further ones are refused
-	// with 503. Default 10000; 1 to 1000000.
-	Tunnels int `yaml:"tunnels" min:"1" max:"1000000"`
+	// with 503. Default 10000; 1 to 1000000. A change needs a restart.
+	Tunnels int `yaml:"tunnels" min:"1" max:"1000000" restart:"yes"`
 }
 
 // Drain says how the proxy stops: it reports unready, goes on serving for

@@ -29,15 +29,15 @@ func Default() *Config {
 			Egress:  TrustEgress{Mode: TrustAll},
 		},
 		Tracing: Tracing{
-			OTLP:        OTLP{Protocol: ProtocolHTTP, Timeout: Duration{10 * time.Second}},
+			OTLP:        OTLP{Protocol: ProtocolHTTP, Headers: map[string]Secret{}, Timeout: Duration{10 * time.Second}},
 			Sample:      1,
 			Propagators: []Propagator{PropagatorB3, PropagatorJaeger, PropagatorXRay, PropagatorOTTrace},
 		},
 		Limits: Limits{
 			MaxDepth:       64,
 			InspectedBody:  4 << 20,
+			BodyPatience:   Duration{10 * time.Second},
 			Header:         64 << 10,
-			SSEEvent:       16 << 20,
 			InspectedEvent: 1 << 20,
 			LiveRuns:       100_000,
 			Bindings:       100_000,

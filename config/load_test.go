@@ -188,8 +188,8 @@ func TestEveryKey(t *testing.T) {
 			Propagators: []config.Propagator{config.PropagatorB3, config.PropagatorXRay},
 		},
 		Limits: config.Limits{
-			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, Header: 32 << 10, SSEEvent: 8 << 20,
-			InspectedEvent: 64 << 10, LiveRuns: 10, Bindings: 20, Queue: 30, Tunnels: 40,
+			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
+			Header: 32 << 10, InspectedEvent: 64 << 10, LiveRuns: 10, Bindings: 20, Queue: 30, Tunnels: 40,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},
@@ -279,14 +279,26 @@ func TestFileSize(t *testing.T) {
 
 func TestRestartKeys(t *testing.T) {
 	old := parse(t, required)
-	if got := config.RestartKeys(old, parse(t, required)); got != nil {
-		t.Errorf("RestartKeys of equals = %q, want none", got)
+	for name, text := range map[string]string{
+		"the same":              required,
+		"in another notation":   required + "ancestry: {retention: {age: 30d}}\ntracing: {otlp: {headers: {}}}\nlimits: {header: 65536}\n",
+		"what follows the file": required + "limits: {bodyPatience: 1s}\ntracing: {propagators: []}\ndrain: {delay: 0}\n",
+	} {
+		if got := config.RestartKeys(old, parse(t, text)); got != nil {
+			t.Errorf("RestartKeys, %s = %q, want none", name, got)
+		}
 	}
 	every, err := config.Load("testdata/valid/every-key.yaml") // every key differs
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"host.id", "ingress.listen", "egress.listen", "admin.listen", "ancestry.store.bolt.dir"}
+	want := []string{
+		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "egress.listen", "admin.listen", "admin.pprof",
+		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
+		"attribution.singleFlight", "attribution.quarantine",
+		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",
+		"limits.header", "limits.liveRuns", "limits.bindings", "limits.queue", "limits.tunnels",
+	}
 	if diff := cmp.Diff(want, config.RestartKeys(old, every)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -3,9 +3,8 @@ package config
 import "reflect"
 
 // RestartKeys returns the keys that differ between two configurations and take
-// effect only at the next start, in the order of Config: the listeners, the
-// directory of the store and the name of the host. Everything else that differs
-// may be put to use at once.
+// effect only at the next start, in the order of Config: those whose fields say
+// so. Everything else that differs may be put to use at once.
 func RestartKeys(old, new *Config) []string {
 	return changed(reflect.ValueOf(old).Elem(), reflect.ValueOf(new).Elem(), "", nil)
 }

@@ -12,8 +12,9 @@ import (
 // itself is never in the configuration, and whatever prints a Secret prints ***.
 // The zero Secret is an absent one.
 type Secret struct {
-	// File is a file that holds the secret alone, on one line. It is read at each
-	// use, so a file that is replaced takes effect.
+	// File is a file that holds the secret alone, on one line. It is read at the
+	// start and with each reload of the configuration, so SIGHUP puts a replaced
+	// file into use.
 	File string `yaml:"file" pattern:"." want:"a path, write for example /run/secrets/token"`
 	// Env is an environment variable that holds the secret.
 	Env string `yaml:"env" pattern:"^[A-Za-z_][A-Za-z0-9_]*$" want:"the name of an environment variable, write for example WOPPROXY_TOKEN"`

@@ -102,7 +102,7 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 		}
 	}
 	removeHopByHopOfAnswer(resp)
-	x.guard(func() { x.noteChild(resp.Header); x.noteSession(resp.Header) })
+	x.guard(func() { x.noteChild(r, resp.Header); x.noteSession(resp.Header) })
 	x.commit = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
 	if _, observed := resp.Body.(*observer); !observed && resp.StatusCode != http.StatusSwitchingProtocols {

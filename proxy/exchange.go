@@ -61,6 +61,7 @@ type exchange struct {
 
 	outcome  outcome
 	answered bool  // the answer to the request was seen
+	streamed bool  // the answer is to come on a stream of which every event can be read
 	stays    bool  // the run goes on after the exchange
 	failed   int   // the status of an answer that is an error
 	broken   error // why the answer ended early

@@ -28,7 +28,7 @@ func (p *Proxy) Ingress() http.Handler {
 		x := p.begin(ingress, r)
 		defer x.end(r)
 		x.guard(func() { x.read(r) })
-		if f := x.refuse(r); f != nil {
+		if f := x.refuse(); f != nil {
 			x.outcome = outcomeRefused
 			f.write(w)
 			return
@@ -102,17 +102,27 @@ func hostFailed(w http.ResponseWriter, r *http.Request, err error) {
 	f.write(w)
 }
 
-// refuse says why a request must not reach the host, if so: it goes round in
-// circles, or its Host or Origin is not allowed while we hide both from the
-// host's own check.
-func (x *exchange) refuse(r *http.Request) *failure {
-	p := x.policy
-	if p.RewriteHost {
-		origin := r.Header.Get("Origin")
-		if !allows(p.AllowedHosts, r.Host, true) || origin != "" && !allows(p.AllowedOrigins, origin, true) {
-			return x.fail(http.StatusForbidden, "Host or Origin is not allowed here")
+// CheckOrigin returns a handler that refuses what the host would refuse if it
+// could see it: with Policy.RewriteHost its own check of Host is blind, so ours
+// stands in for it, also for what wopproxy answers on the same listener.
+func (p *Proxy) CheckOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if pol := p.policy.Load(); pol.RewriteHost {
+			origin := r.Header.Get("Origin")
+			if !allows(pol.AllowedHosts, r.Host, true) || origin != "" && !allows(pol.AllowedOrigins, origin, true) {
+				p.metrics.exchanges.WithLabelValues(string(ingress), "http", string(outcomeRefused)).Inc()
+				http.Error(w, "wopproxy: Host or Origin is not allowed by ingress.allowedHosts and ingress.allowedOrigins", http.StatusForbidden)
+				return
+			}
 		}
-	}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// refuse says why a request must not reach the host, if so: the delegation goes
+// round in circles.
+func (x *exchange) refuse() *failure {
+	p := x.policy
 	visits := 0
 	for _, a := range x.chain.Ancestors {
 		if a.Host == x.p.o.HostID {

@@ -167,7 +167,7 @@ func (x *exchange) noteSession(h http.Header) {
 
 // noteChild records the run that the call has started on another host, whose
 // proxy tells its id in the answer.
-func (x *exchange) noteChild(h http.Header) {
+func (x *exchange) noteChild(r *http.Request, h http.Header) {
 	values := h[x.policy.RunIDHeader]
 	if values == nil || len(x.sent.Ancestors) == 0 {
 		return
@@ -181,7 +181,7 @@ func (x *exchange) noteChild(h http.Header) {
 	x.child = ancestry.Link{
 		Run: id, Host: host, Chain: x.sent, Evidence: x.evidence,
 		Trace: ancestry.TraceID(x.context.TraceID), ParentSpan: ancestry.SpanID(x.context.SpanID),
-		Operation: x.msg.Method, Time: x.began.UTC(),
+		Operation: x.operation(r), Time: x.began.UTC(),
 	}
 	x.record(x.child)
 }

@@ -36,6 +36,7 @@ func (x *exchange) observe(resp *http.Response) {
 	o := &observer{ReadCloser: resp.Body, x: x, ctx: resp.Request.Context(), want: resp.ContentLength}
 	if stream {
 		o.events = &events{limit: x.policy.InspectedEvent}
+		x.streamed = true
 	} else if resp.ContentLength > x.policy.InspectedBody {
 		x.p.metrics.limit(limitAnswer)
 		return
@@ -84,7 +85,10 @@ func (o *observer) Read(b []byte) (int, error) {
 
 func (o *observer) see(chunk []byte, last bool) {
 	if o.events != nil {
-		o.events.write(chunk, func(data []byte) { o.x.learn(data) }, func() { o.x.p.metrics.limit(limitEvent) })
+		o.events.write(chunk, func(data []byte) { o.x.learn(data) }, func() {
+			o.x.p.metrics.limit(limitEvent)
+			o.x.streamed = false // this may have been the answer
+		})
 		return
 	}
 	o.total += int64(len(chunk))
@@ -293,7 +297,8 @@ func (x *exchange) end(r *http.Request) {
 
 // over reports whether the run that began with this exchange ends with it. A
 // client that hangs up ends neither an A2A task nor, before the 2026 revision,
-// an MCP request: the host works on, and may be asked for the answer later.
+// an MCP request: the host works on, and may be asked for the answer later. So
+// it is when the host itself ends the stream of a session's request unanswered.
 func (x *exchange) over() bool {
 	switch {
 	case x.failed != 0 || x.outcome == outcomeUpstream || x.outcome == outcomeRefused:
@@ -302,7 +307,7 @@ func (x *exchange) over() bool {
 		return false
 	case x.msg.Protocol == wire.A2A:
 		return x.answered
-	case x.msg.Protocol == wire.MCP && x.outcome == outcomeClient:
+	case x.msg.Protocol == wire.MCP && (x.outcome == outcomeClient || x.streamed && !x.answered && x.session != ""):
 		return x.msg.ProtocolVersion >= "2026"
 	}
 	return true

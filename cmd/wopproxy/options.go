@@ -77,13 +77,11 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		SessionsPerRun: c.Attribution.SessionsPerRun,
 		Sample:         c.Tracing.Sample,
 		InspectedBody:  int64(c.Limits.InspectedBody), InspectedEvent: int(c.Limits.InspectedEvent),
-		MaxDepth: c.Limits.MaxDepth, MaxVisitsPerHost: c.Limits.MaxVisitsPerHost,
+		BodyPatience: c.Limits.BodyPatience.Duration,
+		MaxDepth:     c.Limits.MaxDepth, MaxVisitsPerHost: c.Limits.MaxVisitsPerHost,
 	}
-	if len(c.Ingress.AllowedHosts) > 0 {
-		p.AllowedHosts = c.Ingress.AllowedHosts.Match
-	}
-	if len(c.Ingress.AllowedOrigins) > 0 {
-		p.AllowedOrigins = c.Ingress.AllowedOrigins.Match
+	if p.RewriteHost { // the host can no longer check them; an empty list lets nothing in
+		p.AllowedHosts, p.AllowedOrigins = c.Ingress.AllowedHosts.Match, c.Ingress.AllowedOrigins.Match
 	}
 	for _, f := range c.Tracing.Propagators {
 		p.Propagators = append(p.Propagators, string(f))

@@ -33,27 +33,40 @@ func (m *reloadMetrics) register(reg prometheus.Registerer) {
 	reg.MustRegister(m.ok, m.at)
 }
 
-// reload takes a new configuration into force on SIGHUP and whenever the file
-// changes, until ctx ends.
-func (s *sidecar) reload(ctx context.Context) error {
+// watch begins to listen for SIGHUP and for changes of the file, and returns
+// what takes a new configuration into force at each of them, until its context
+// ends. Call it before anybody is told that the program serves: SIGHUP kills
+// a process that does not listen for it.
+func (s *sidecar) watch() func(context.Context) error {
 	if s.file == "" {
-		return nil
+		return func(context.Context) error { return nil }
 	}
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
-		defer watcher.Close()
 		// The directory: a ConfigMap is replaced by a rename beside the file.
 		err = watcher.Add(filepath.Dir(s.file))
 	}
-	var changed chan fsnotify.Event
+	var changed <-chan fsnotify.Event
+	var failed <-chan error
 	if err != nil {
 		s.log.Warn("the configuration is not watched; use SIGHUP", "err", err)
 	} else {
-		changed = watcher.Events
+		changed, failed = watcher.Events, watcher.Errors
 	}
+	return func(ctx context.Context) error {
+		defer signal.Stop(hup)
+		if watcher != nil {
+			defer watcher.Close()
+		}
+		return s.reload(ctx, hup, changed, failed)
+	}
+}
+
+// reload takes a new configuration into force on each signal, and when the file
+// has changed, until ctx ends.
+func (s *sidecar) reload(ctx context.Context, hup <-chan os.Signal, changed <-chan fsnotify.Event, failed <-chan error) error {
 	quiet := time.NewTimer(time.Hour)
 	quiet.Stop()
 	for {
@@ -66,6 +79,8 @@ func (s *sidecar) reload(ctx context.Context) error {
 			if e.Op != fsnotify.Chmod {
 				quiet.Reset(settle)
 			}
+		case <-failed: // events were lost, ours perhaps; unread, it would stop the watcher
+			quiet.Reset(settle)
 		case <-quiet.C:
 			s.reloadNow()
 		}

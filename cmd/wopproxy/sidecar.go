@@ -127,7 +127,8 @@ func (s *sidecar) open(ctx context.Context, c *config.Config) error {
 		Reader: s.recorder, HostID: c.Host.ID,
 		Auth:     ancestry.AuthMode(c.Ancestry.Auth.Mode),
 		Bearer:   func() string { return s.secrets.Load().bearer },
-		Upstream: c.Ingress.Upstream.URL, Live: s.proxy.Live,
+		Upstream: c.Ingress.Upstream.URL, RewriteHost: c.Ingress.Host == config.HostUpstream,
+		Live:       s.proxy.Live,
 		Registerer: s.metrics, Logger: s.log,
 	})
 	return err
@@ -146,7 +147,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	recorder := begin(late, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
 	pruner := begin(late, s.prune)
 	traffic := begin(late, func(ctx context.Context) error { return s.serveTraffic(ctx, c) })
-	reloader := begin(ctx, s.reload)
+	reloader := begin(ctx, s.watch())
 	s.log.Info("serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
 		"egress", s.egress.Addr().String(), "admin", s.admin.Addr().String())
 
@@ -173,7 +174,7 @@ func (s *sidecar) run(ctx context.Context) error {
 func (s *sidecar) serveTraffic(ctx context.Context, c *config.Config) error {
 	o := serverOptions{drain: s.drainTimeout, maxHeader: int(c.Limits.Header)}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return serve(ctx, s.ingress, s.api.Wrap(s.proxy.Ingress()), o) })
+	g.Go(func() error { return serve(ctx, s.ingress, s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), o) })
 	g.Go(func() error { return serve(ctx, s.egress, s.proxy.Egress(), o) })
 	g.Go(func() error {
 		<-ctx.Done()

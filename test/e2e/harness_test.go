@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -63,6 +64,8 @@ type sidecar struct {
 	// before the program was started, and leads to ingress.
 	public string
 	file   string // its wopproxy.yaml
+
+	frontTo atomic.Pointer[url.URL] // where public leads
 }
 
 // start runs a wopproxy for the host at upstream and returns when it is ready.
@@ -112,6 +115,11 @@ func (s *sidecar) serve(t testing.TB, env []string, file string) {
 	for key, base := range map[string]*string{"ingress": &s.ingress, "egress": &s.egress, "admin": &s.admin} {
 		*base = "http://" + fmt.Sprint(serving[key])
 	}
+	to, err := url.Parse(s.ingress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.frontTo.Store(to)
 	eventually(t, s.hostID+" is ready", func() bool {
 		code, _ := get(t, s.admin+"/readyz")
 		return code == http.StatusOK
@@ -121,12 +129,7 @@ func (s *sidecar) serve(t testing.TB, env []string, file string) {
 // newFront is the public address of s.
 func newFront(t testing.TB, s *sidecar) string {
 	front := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		to, err := url.Parse(s.ingress)
-		if err != nil {
-			t.Errorf("ingress %q: %v", s.ingress, err)
-			return
-		}
-		r.SetURL(to)
+		r.SetURL(s.frontTo.Load())
 	}})
 	t.Cleanup(front.Close)
 	return front.URL

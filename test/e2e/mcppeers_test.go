@@ -30,6 +30,7 @@ const (
 type toolServer struct {
 	*sidecar
 	revision string
+	own      string // base URL of the server itself
 
 	// progressed takes a token for each progress event that has reached the
 	// client. The tool that streams waits for one after each event, so an event
@@ -86,6 +87,7 @@ func newToolServer(t testing.TB, hostID, revision string, overrides ...settings)
 	}))
 	t.Cleanup(host.CloseClientConnections)
 	t.Cleanup(host.Close)
+	s.own = host.URL
 	s.sidecar = start(t, hostID, host.URL, overrides...)
 	return s
 }

@@ -180,8 +180,8 @@ func TestReloadTells(t *testing.T) {
 	}{
 		{"host.id", "other.example.com"},
 		{"host.wellKnownUrl", "https://other.example.com/.well-known/openwop"},
-		{"ingress.upstream", "http://127.0.0.1:1"},
-		{"ingress.listen", "127.0.0.1:1"},
+		{"ingress.upstream", "http://127.0.0.1:2"},
+		{"ingress.listen", "127.0.0.1:3"},
 		{"ancestry.store.bolt.dir", "/nonexistent"},
 		{"ancestry.auth.mode", "host"},
 		{"ancestry.retention.age", "48h"},

@@ -1,0 +1,23 @@
+FROM golang:1.26 AS build
+WORKDIR /src
+# Modules change seldom: their layer is built once.
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+# A checkout whose .git leads elsewhere (a worktree) needs
+# --build-arg GOFLAGS=-buildvcs=false.
+ARG GOFLAGS
+RUN CGO_ENABLED=0 go build -trimpath -ldflags="-s -w" -o /out/wopproxy ./cmd/wopproxy
+RUN mkdir -p /out/store
+
+# No shell, no libc, no package manager: the program and the public CA roots.
+FROM scratch
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=build /out/wopproxy /usr/bin/wopproxy
+# A new volume mounted here takes over the owner, so that the program may write.
+COPY --from=build --chown=65532:65532 /out/store /var/lib/wopproxy
+USER 65532:65532
+# ingress, egress, admin. Egress is for the host beside it: publish it nowhere.
+EXPOSE 8088 8089 9090
+ENTRYPOINT ["/usr/bin/wopproxy"]
+CMD ["serve", "-config", "/etc/wopproxy/wopproxy.yaml"]
