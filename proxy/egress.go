@@ -58,6 +58,9 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if target != nil {
 		r.URL, r.Host = target, target.Host
 	}
+	if r.URL.Scheme == "http" && allows(e.p.policy.Load().OriginateTLS, authority(r.URL), false) {
+		r.URL.Scheme, r.URL.Host = "https", strings.TrimSuffix(r.URL.Host, ":80")
+	}
 	x := e.p.begin(egress, r)
 	defer x.end(r)
 	x.clues.BasePath = base

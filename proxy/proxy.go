@@ -104,6 +104,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	}
 	px.inbound = newTransports(nil)
 	px.outbound = newTransports(px.dialOut)
+	px.outbound.trust(o.Roots)
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int) {
 		runs, bindings := px.runs.Len()
 		return runs, bindings, px.tunnels.len()
