@@ -6,7 +6,7 @@ RUN go mod download
 COPY . .
 # A checkout whose .git leads elsewhere (a worktree) needs
 # --build-arg GOFLAGS=-buildvcs=false.
-ARG GOFLAGS
+ARG GOFLAGS=
 RUN CGO_ENABLED=0 go build -trimpath -ldflags="-s -w" -o /out/wopproxy ./cmd/wopproxy
 RUN mkdir -p /out/store
 

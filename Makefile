@@ -1,4 +1,4 @@
-# Everything here is one go command. .ci/run runs all of it and more.
+# Everything here is a go command. .ci/run runs all but bench, and more.
 
 # Tools are pinned here and nowhere else, and installed outside go.mod: their
 # modules are not the program's.

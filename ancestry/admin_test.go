@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -79,7 +78,7 @@ func TestAdminRun(t *testing.T) {
 }
 
 func TestAdminErrors(t *testing.T) {
-	a := newAPI(t, ancestry.APIOptions{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	a := newAPI(t, ancestry.APIOptions{Logger: slog.New(slog.DiscardHandler)})
 	for target, want := range map[string]string{
 		"/ancestry/v1/runs/nope":                                       `404 not_found`,
 		"/ancestry/v1/runs/elsewhere-1":                                `404 not_found`,

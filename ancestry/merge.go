@@ -102,17 +102,17 @@ func Merge(l Link, byRun, byAlias *Link) Link {
 	}
 }
 
-// fill returns m with what it does not know taken from l. A run that has a
+// fill returns l with what it does not know taken from other. A run that has a
 // parent, or a reason to have none, is settled.
-func (m Link) fill(l Link) Link {
-	if m.Parent() == nil && m.Reason == "" {
-		m.Chain, m.Evidence, m.Reason = l.Chain, l.Evidence, l.Reason
+func (l Link) fill(other Link) Link {
+	if l.Parent() == nil && l.Reason == "" {
+		l.Chain, l.Evidence, l.Reason = other.Chain, other.Evidence, other.Reason
 	}
-	if m.Trace.IsZero() {
-		m.Trace, m.Span, m.ParentSpan = l.Trace, l.Span, l.ParentSpan
+	if l.Trace.IsZero() {
+		l.Trace, l.Span, l.ParentSpan = other.Trace, other.Span, other.ParentSpan
 	}
-	if m.Operation == "" {
-		m.Operation = l.Operation
+	if l.Operation == "" {
+		l.Operation = other.Operation
 	}
-	return m
+	return l
 }

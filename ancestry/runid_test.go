@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 )
@@ -216,7 +217,7 @@ func FuzzSegment(f *testing.F) {
 			t.Errorf("ParseSegmentV2(%q) = %q, %v, want %q", segment, got, err, id)
 		}
 		for i := range len(segment) {
-			if c := segment[i]; c != '~' && !strings.ContainsRune("._-", rune(c)) && !('0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z') {
+			if c := rune(segment[i]); c > unicode.MaxASCII || !strings.ContainsRune("~._-", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
 				t.Errorf("%q.Segment() = %q holds %q", id, segment, c)
 			}
 		}

@@ -3,6 +3,7 @@ package ancestry
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -30,8 +31,8 @@ func (k Walk) WriteTree(w io.Writer) error {
 	if k.Stop != StopRoot {
 		line("? (%s)", printable(strings.TrimSuffix(string(k.Stop)+": "+k.Detail, ": ")))
 	}
-	for i := len(k.Hops) - 1; i >= 0; i-- {
-		h, arrow, note := k.Hops[i], "", ""
+	for i, h := range slices.Backward(k.Hops) {
+		arrow, note := "", ""
 		if i+1 < len(k.Hops) {
 			arrow = string(k.Hops[i+1].Cause) + " → "
 		}

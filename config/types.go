@@ -266,7 +266,7 @@ type CIDRs []CIDR
 func (c CIDRs) Contains(ip netip.Addr) bool {
 	ip = ip.Unmap().WithZone("")
 	for _, p := range c {
-		if p.Prefix.Contains(ip) {
+		if p.Contains(ip) {
 			return true
 		}
 	}

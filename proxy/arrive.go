@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -38,9 +40,14 @@ func (x *exchange) arrive(r *http.Request) {
 	// A host that forwards headers would otherwise hand on, as its own word,
 	// what a stranger has claimed.
 	delete(r.Header, x.policy.RunIDHeader)
+	delete(r.Header, x.policy.runIDShadow)
+	if !x.trusted {
+		delete(r.Header, x.policy.AncestryHeader)
+	}
 	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
-		x.noteOther()
-		return // carries what it carries
+		x.noteOther(r)
+		disown(r.Header)
+		return // else it carries what it carries
 	}
 	x.adopt(r)
 	if x.starts {
@@ -53,10 +60,11 @@ func (x *exchange) arrive(r *http.Request) {
 	case x.starts:
 		x.startRun(r)
 	default:
-		x.noteOther()
+		x.noteOther(r)
 	}
 	if x.run == nil {
 		x.context.State = x.context.State.Without(stateKey)
+		disown(r.Header)
 		return
 	}
 	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
@@ -69,6 +77,21 @@ func (x *exchange) arrive(r *http.Request) {
 // stateKey is our member of tracestate. It is for one host's own use: it is
 // set at ingress and removed at egress.
 const stateKey = "wop"
+
+// disown takes our member out of a tracestate that goes to the host as it came:
+// a stranger could make the host's calls those of a run of its choice.
+func disown(h http.Header) {
+	forged := func(v string) bool { return strings.Contains(v, stateKey+"=") }
+	if !slices.ContainsFunc(h[headerTracestate], forged) {
+		return
+	}
+	state, _ := wire.ParseTracestate(h[headerTracestate]...) // what is invalid is void
+	if state = state.Without(stateKey); state == "" {
+		delete(h, headerTracestate)
+	} else {
+		h[headerTracestate] = []string{string(state)}
+	}
+}
 
 // startsRun reports whether a run begins with this request.
 func (x *exchange) startsRun(r *http.Request) bool {
@@ -109,12 +132,16 @@ func (x *exchange) sends() bool {
 // noteOther keeps single-flight honest: while a request is in flight that is no
 // run, whatever the host calls may be on its behalf. What only answers or
 // notifies asks for no work; what only reads leaves none behind.
-func (x *exchange) noteOther() {
+func (x *exchange) noteOther(r *http.Request) {
 	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification {
 		return
 	}
 	x.working = true
-	x.p.runs.Other()
+	x.trace = ancestry.TraceID(x.received.TraceID)
+	if h := r.Header; x.trace.IsZero() && h[headerTraceparent] != nil {
+		x.trace = ancestry.TraceID(wire.ParseContext(h[headerTraceparent], nil, nil).TraceID)
+	}
+	x.p.runs.Other(x.trace)
 }
 
 // idle ends noteOther, at the end of the exchange or as soon as it turns out to
@@ -122,7 +149,7 @@ func (x *exchange) noteOther() {
 func (x *exchange) idle(r *http.Request) {
 	if x.working {
 		x.working = false
-		x.p.runs.OtherDone(r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
+		x.p.runs.OtherDone(x.trace, r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
 	}
 }
 
@@ -133,6 +160,7 @@ func (x *exchange) adopt(r *http.Request) {
 	found := x.contexts(r)
 	if !x.trusted {
 		x.strayed(found[:]...)
+		x.claimed = slices.ContainsFunc(found[:], spanContext.Valid)
 		return
 	}
 	var conflicts []spanContext
@@ -158,7 +186,10 @@ func (x *exchange) strayed(contexts ...spanContext) {
 // has answered with a question. The first parent of that run stays.
 func (x *exchange) continueRun(r *http.Request) {
 	if len(x.msg.RequestState) > 0 {
-		x.run = x.p.runs.Bound(requestStateKey(x.msg.RequestState))
+		x.run = x.p.runs.Bound(x.requestStateKey(x.msg.RequestState))
+		if x.run != nil && !sameParent(x.run.Chain.Parent(), x.chain.Parent()) {
+			x.run = nil // the state of another caller's call, by chance or not
+		}
 		return
 	}
 	if x.msg.Protocol != wire.A2A || x.msg.TaskID == "" {
@@ -171,13 +202,23 @@ func (x *exchange) continueRun(r *http.Request) {
 	if x.run = x.p.knownRun(r.Context(), id); x.run == nil {
 		// It began before the proxy could see it, with another message than this;
 		// if there is such a task at all, which only the host's answer can tell.
-		x.chain, x.reason = ancestry.Chain{}, reasonContinued
+		x.chain, x.reason, x.wants = ancestry.Chain{}, reasonContinued, false
 	}
 }
 
+// sameParent reports whether two calls come from one run, as far as is known.
+func sameParent(a, b *ancestry.Ancestor) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Run == b.Run && a.Host == b.Host
+}
+
 // rejoin makes the run of a request that goes on with it known in the request's
-// own trace and conversation, too.
+// own trace and conversation, too. The caller is not told the run's id, or its
+// proxy would note as a child what another run may have begun.
 func (x *exchange) rejoin() {
+	x.wants, x.goesOn = false, true
 	x.p.runs.Rejoin(x.run, ancestry.TraceID(x.context.TraceID))
 	x.bindContext()
 }
@@ -189,10 +230,19 @@ func (p *Proxy) knownRun(ctx context.Context, id ancestry.RunID) *attribution.Ru
 		return run
 	}
 	run := p.storedRun(ctx, id)
-	if run != nil && !p.runs.Start(run) {
+	if run == nil {
+		return nil
+	}
+	run, ok := p.runs.Restore(run)
+	if !ok {
 		p.metrics.limit(limitRuns)
 	}
 	return run
+}
+
+// knownID reports whether a run of that id has been recorded.
+func (p *Proxy) knownID(id ancestry.RunID) bool {
+	return p.runs.Known(id) != nil || p.storedRun(context.Background(), id) != nil
 }
 
 // storedRun makes a run from what is recorded of it. It is not live.
@@ -234,18 +284,29 @@ func (x *exchange) startRun(r *http.Request) {
 	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
 	}
-	x.record(ancestry.Link{
+	x.link = ancestry.Link{
 		Run: x.run.First, Chain: x.chain, Evidence: evidence, Reason: x.reason,
 		Trace: x.run.Trace, Span: x.run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
 		Operation: x.run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
-	})
+	}
+	x.record(x.link)
 	x.bindContext()
 }
 
 // bindContext ties the A2A conversation that a message belongs to to its run.
 func (x *exchange) bindContext() {
-	if id := x.msg.ContextID; id != "" && x.msg.Protocol == wire.A2A {
-		x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: id})
+	if x.msg.Protocol == wire.A2A {
+		x.bindConversation(attribution.KindA2AContext, x.msg.ContextID)
+	}
+}
+
+// bindConversation ties an id that both sides of a conversation repeat to the
+// run of the exchange, unless it is so short that others may use the same by
+// chance: "default" names no conversation.
+func (x *exchange) bindConversation(kind, id string) {
+	const unlikely = 16 // characters; a UUID has 36, our own ids 30
+	if len(id) >= unlikely {
+		x.bind(attribution.Key{Kind: kind, ID: id})
 	}
 }
 

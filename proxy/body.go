@@ -22,8 +22,9 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 	if size < 0 {
 		size = 512
 	}
-	// One byte more than is expected, so that the end is seen without growing.
-	p := &pending{src: body, buf: make([]byte, 0, size+1), done: make(chan struct{})}
+	// One byte more than is expected, so that the end is seen without growing; but
+	// no more than what a promise of length alone may cost us.
+	p := &pending{src: body, buf: make([]byte, 0, min(size+1, 64<<10)), done: make(chan struct{})}
 	go p.fill(limit) // ends when the body does, or with the first read after detach
 
 	timer := time.NewTimer(patience)
@@ -37,13 +38,12 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 		<-p.done
 	}
 	switch {
-	case p.err == io.EOF:
+	case errors.Is(p.err, io.EOF):
 		return p.buf, nil, bodyWhole
 	case p.err == nil:
 		return nil, p, bodyTooLarge
-	default:
-		return nil, p, bodyBroken // the transport will meet the same error
 	}
+	return nil, p, bodyBroken // the transport will meet the same error
 }
 
 // bodyOutcome says how much of a body the proxy could look at.

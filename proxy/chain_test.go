@@ -3,9 +3,11 @@ package proxy
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -62,7 +64,7 @@ func newSidecarOn(t testing.TB, store ancestry.Store, hostID, upstream string, t
 	if s.Proxy, err = New(o, pol); err != nil {
 		t.Fatal(err)
 	}
-	s.ingress = newServer(s.handled.wrap(s.Ingress()))
+	s.ingress = newServer(s.handled.wrap(s.CheckOrigin(s.Ingress())))
 	s.egress = newServer(s.handled.wrap(s.Egress()))
 	t.Cleanup(func() {
 		s.ingress.Close()
@@ -87,6 +89,13 @@ func (n *notebook) Record(l ancestry.Link) ancestry.Commit {
 	n.links = append(n.links, l)
 	n.mu.Unlock()
 	return n.Recorder.Record(l)
+}
+
+// noted returns what was recorded, in order.
+func (n *notebook) noted() []ancestry.Link {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.links)
 }
 
 // recorded returns what is known of the runs of this host, in the order in which
@@ -123,9 +132,7 @@ func post(t testing.TB, c *http.Client, url, body string, header http.Header) (*
 	if err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := c.Do(req)
 	if err != nil {

@@ -79,7 +79,11 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}()
-	e.proxy.ServeHTTP(&flushingWriter{ResponseWriter: w}, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	fw := &flushingWriter{ResponseWriter: w, x: x}
+	e.proxy.ServeHTTP(fw, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	if fw.taken != nil {
+		_ = fw.taken.Close() // goproxy leaves it open when the other side has closed
+	}
 }
 
 // roundTrip sends one request of the host out. It returns no error: what fails
@@ -105,6 +109,7 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 		}
 	}
 	removeHopByHopOfAnswer(resp)
+	x.open = resp.ContentLength < 0 && r.Method != http.MethodHead && resp.StatusCode != http.StatusSwitchingProtocols
 	x.guard(func() { x.noteChild(r, resp.Header); x.noteSession(resp.Header) })
 	x.commit = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
@@ -144,7 +149,7 @@ func basePath(r *http.Request) (run ancestry.RunID, target *url.URL, err error) 
 			raw = scheme + "/" + strings.TrimPrefix(tail, "/")
 		}
 	}
-	if r.URL.RawQuery != "" {
+	if r.URL.RawQuery != "" || r.URL.ForceQuery {
 		raw += "?" + r.URL.RawQuery
 	}
 	target, err = url.Parse(raw)
@@ -175,6 +180,10 @@ func credential(pol *policy, r *http.Request) ancestry.RunID {
 
 // connect opens a tunnel, if policy and bounds allow it and the target answers.
 func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor != 1 {
+		http.Error(w, "wopproxy: CONNECT needs HTTP/1.1", http.StatusHTTPVersionNotSupported)
+		return
+	}
 	pol := e.p.policy.Load()
 	target := r.URL.Host
 	_, port, err := net.SplitHostPort(target)
@@ -192,7 +201,11 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wopproxy: too many tunnels are open", http.StatusServiceUnavailable)
 		return
 	}
-	if t.upstream, err = e.p.dialOut(r.Context(), "tcp", target); err != nil {
+	upstream, err := e.p.dialOut(r.Context(), "tcp", target)
+	if err == nil && !t.attach(&t.upstream, upstream) {
+		err = net.ErrClosed // the drain was faster
+	}
+	if err != nil {
 		e.p.tunnels.remove(t)
 		x := &exchange{p: e.p, policy: pol, dir: egress}
 		x.failure(r, err).write(w)
@@ -205,7 +218,10 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 // connected has the client's side of the tunnel.
 func (e *egressHandler) connected(r *http.Request, client net.Conn, _ *goproxy.ProxyCtx) {
 	t := r.Context().Value(tunnelKey{}).(*inTunnel).tunnel
-	t.client = client
+	if !t.attach(&t.client, client) {
+		t.set.remove(t)
+		return
+	}
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		t.set.remove(t)
 		t.close()

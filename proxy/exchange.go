@@ -47,11 +47,16 @@ type exchange struct {
 	finished bool         // the span has ended and the metrics are counted
 
 	trusted  bool             // ingress: the caller may set context and ancestry
+	claimed  bool             // ingress: it may not, and has set a context
 	chain    ancestry.Chain   // ingress: the ancestry that the caller has sent
 	reason   string           // ingress: why the run has no parent
 	run      *attribution.Run // ingress: the run that this serves; egress: the run that caused it
-	starts   bool             // ingress: the run begins here
+	starts   bool             // ingress: a run begins here, or goes on
+	goesOn   bool             // ingress: the run began earlier
+	link     ancestry.Link    // ingress: what was recorded of the run that begins here
+	named    bool             // ingress: the host has told its own id of the run
 	working  bool             // ingress: counted as other work
+	trace    ancestry.TraceID // ingress: that other work's
 	evidence ancestry.Evidence
 	commit   *ancestry.Commit // of the newest link, while it may not be durable
 	wants    bool             // the caller asked for the run's id by sending its ancestry
@@ -59,12 +64,16 @@ type exchange struct {
 	tylo     *wire.TyloIDs    // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link    // egress: the run that the call has started elsewhere
 
-	outcome  outcome
-	answered bool  // the answer to the request was seen
-	streamed bool  // the answer is to come on a stream of which every event can be read
-	stays    bool  // the run goes on after the exchange
-	failed   int   // the status of an answer that is an error
-	broken   error // why the answer ended early
+	outcome   outcome
+	open      bool   // egress: the answer has a body of unknown length
+	status    int    // of the answer
+	replay    bool   // the host says that it has repeated an earlier answer
+	errorCode string // of a JSON-RPC answer
+	answered  bool   // the answer to the request was seen
+	streamed  bool   // the answer is to come on a stream of which every event can be read
+	stays     bool   // the run goes on after the exchange
+	failed    int    // the status of an answer that is an error
+	broken    error  // why the answer ended early
 }
 
 // outcome says how an exchange ended.
@@ -163,10 +172,15 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 	}
 	r.ContentLength = int64(len(body))
 	r.TransferEncoding = nil
-	// With GetBody the transport may repeat a request that met a connection
-	// which had just been closed and was never read from.
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.Body, _ = r.GetBody()
+	fresh := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, _ = fresh()
+	// With GetBody the transport may repeat a request that met a connection which
+	// had just been closed and was never read from. Beside an idempotency key it
+	// would also repeat one that the next hop may have acted on: that is for the
+	// client to decide.
+	if r.Header["Idempotency-Key"] == nil && r.Header["X-Idempotency-Key"] == nil {
+		r.GetBody = fresh
+	}
 }
 
 // stamp writes x.context, and on egress the ancestry in x.sent, into r. What
@@ -175,10 +189,12 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 func (x *exchange) stamp(r *http.Request) {
 	body := x.body
 	defer func() { x.setBody(r, body) }()
-	if !x.context.Valid() || x.head.sealed {
-		if x.head.sealed {
-			x.p.metrics.refused(x.dir, wire.RefusedSigned)
-		}
+	if x.head.sealed {
+		x.p.metrics.refused(x.dir, wire.RefusedSigned)
+		return
+	}
+	if !x.context.Valid() {
+		x.guard(func() { body = x.unnamed() })
 		return
 	}
 	x.writeHeaders(r)
@@ -198,7 +214,32 @@ func (x *exchange) stamp(r *http.Request) {
 		x.p.metrics.stamped(x.dir, x.protocol(), "header")
 		return
 	}
-	x.p.metrics.stamped(x.dir, x.protocol(), "both")
+	carrier := "both"
+	if x.msg.Protocol == wire.A2A && x.msg.Traceparent == "" && bytes.Equal(body, x.body) {
+		carrier = "header" // the message has no slot and was given none
+	}
+	x.p.metrics.stamped(x.dir, x.protocol(), carrier)
+}
+
+// unnamed is the body of a call that goes out without context. An ancestry in
+// it, which the host has merely passed on, names its caller, who is not the
+// parent.
+func (x *exchange) unnamed() []byte {
+	if x.dir != egress || x.msg.Ancestry == "" {
+		return x.body
+	}
+	refusal := x.head.refusal
+	body := x.body
+	if refusal == "" {
+		body, refusal = x.msg.Stamp(wire.Edit{
+			Traceparent: x.msg.Traceparent, Tracestate: x.msg.Tracestate, Baggage: x.msg.Baggage,
+			MaxSize: int(x.policy.InspectedBody),
+		})
+	}
+	if refusal != "" {
+		x.p.metrics.refused(x.dir, refusal)
+	}
+	return body
 }
 
 // writeHeaders replaces the context in the headers as a whole: a tracestate or

@@ -1,9 +1,9 @@
 package proxy
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -40,7 +40,7 @@ func (x *exchange) fail(status int, message string) *failure {
 
 // failure answers for a next hop that could not be reached.
 func (x *exchange) failure(r *http.Request, err error) *failure {
-	if r.Context().Err() != nil && errors.Is(err, context.Canceled) {
+	if r.Context().Err() != nil { // whatever err says: a body that broke off, for one
 		x.outcome = outcomeClient
 	} else {
 		x.outcome = outcomeUpstream
@@ -66,9 +66,7 @@ func (f *failure) header() http.Header {
 }
 
 func (f *failure) write(w http.ResponseWriter) {
-	for name, v := range f.header() {
-		w.Header()[name] = v
-	}
+	maps.Copy(w.Header(), f.header())
 	w.WriteHeader(f.status)
 	_, _ = w.Write(f.body) // the client has gone; nobody is left to tell
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
@@ -27,8 +28,8 @@ type head struct {
 	hints   wire.Hints
 	inspect bool         // the body may be a message, and may be read
 	refusal wire.Refusal // why the body may be read but not edited
-	// sealed says that a signature covers traceparent: then nothing is written
-	// at all.
+	// sealed says that a signature covers the headers of the context: then nothing
+	// is written at all.
 	sealed  bool
 	openwop openwop.Op
 	segment string // id of the run that an OpenWOP request names, as in the path
@@ -41,6 +42,7 @@ func readHead(r *http.Request) head {
 	path := r.URL.EscapedPath()
 	h.openwop, h.segment = openwop.Classify(r.Method, path)
 	h.hints.Protocol = protocolOf(r, path, &h.hints)
+	h.sealed = signed(r.Header, "traceparent", "tracestate", "baggage")
 	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) {
 		return h
 	}
@@ -49,8 +51,9 @@ func readHead(r *http.Request) head {
 		h.refusal = wire.RefusedEncoded
 		return h
 	}
-	h.inspect = r.Body != nil && r.Body != http.NoBody
-	h.refusal, h.sealed = bodyBound(r.Header)
+	// Behind announced trailers the body must stay chunked.
+	h.inspect = r.Body != nil && r.Body != http.NoBody && len(r.Trailer) == 0
+	h.refusal = bodyBound(r.Header)
 	return h
 }
 
@@ -92,23 +95,42 @@ func acceptsBoth(accept []string) bool {
 }
 
 // bodyBound says what binds the body of a request to its bytes, if anything
-// does, and whether its headers are bound as well.
-func bodyBound(h http.Header) (refusal wire.Refusal, sealed bool) {
-	for _, input := range h["Signature-Input"] {
-		sealed = sealed || strings.Contains(input, `"traceparent"`)
-	}
+// does.
+func bodyBound(h http.Header) wire.Refusal {
 	switch {
 	case h["Content-Digest"] != nil || h["Repr-Digest"] != nil || h["Digest"] != nil:
-		return wire.RefusedDigest, sealed
+		return wire.RefusedDigest
 	case h["Signature"] != nil || h["Signature-Input"] != nil ||
-		h["X-Amz-Content-Sha256"] != nil || strings.HasPrefix(h.Get("Authorization"), "AWS4-"):
-		return wire.RefusedSigned, sealed
+		h["X-Amz-Content-Sha256"] != nil || strings.HasPrefix(h.Get("Authorization"), sigV4):
+		return wire.RefusedSigned
 	case h["Dpop"] != nil && dpopBindsBody(h["Dpop"]):
-		return wire.RefusedDPoP, sealed
+		return wire.RefusedDPoP
 	case h["Cache-Control"] != nil && strings.Contains(strings.ToLower(strings.Join(h["Cache-Control"], ",")), "no-transform"):
-		return wire.RefusedNoTransform, sealed
+		return wire.RefusedNoTransform
 	}
-	return "", sealed
+	return ""
+}
+
+// sigV4 begins the Authorization of a request that is signed for AWS.
+const sigV4 = "AWS4-"
+
+// signed reports whether a signature of the request covers one of the headers,
+// given in lower case: RFC 9421 lists them quoted, SigV4 between semicolons.
+func signed(h http.Header, names ...string) bool {
+	inputs, auth := h["Signature-Input"], h.Get("Authorization")
+	if inputs == nil && !strings.HasPrefix(auth, sigV4) {
+		return false
+	}
+	_, list, _ := strings.Cut(auth, "SignedHeaders=")
+	list, _, _ = strings.Cut(list, ",")
+	list = ";" + strings.TrimSpace(list) + ";"
+	for _, name := range names {
+		if strings.Contains(list, ";"+name+";") ||
+			slices.ContainsFunc(inputs, func(in string) bool { return strings.Contains(in, `"`+name+`"`) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // dpopBindsBody reports whether a DPoP proof covers the body, or may.

@@ -38,7 +38,12 @@ func (p *Proxy) Ingress() http.Handler {
 			// transport may still be reading it (golang/go#40747).
 			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
 		}
+		if r.Header["Upgrade"] != nil {
+			w = &flushingWriter{ResponseWriter: w} // for its Hijack
+		}
+		x.broken = errAborted // then ReverseProxy panics
 		rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+		x.broken = nil
 	})
 }
 
@@ -50,6 +55,7 @@ func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host = p.o.Upstream.Scheme, p.o.Upstream.Host
 	prefixPath(r.Out.URL, p.o.Upstream)
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops what it can't parse
+	r.Out.Trailer = r.In.Trailer           // a copy would miss what comes behind the body
 	if !x.policy.RewriteHost {
 		r.Out.Host = r.In.Host
 	} else {
@@ -66,7 +72,7 @@ func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 
 // prepare stamps r, and measures what that took.
 func (x *exchange) prepare(r *http.Request) {
-	if x.curious() && r.Header["Accept-Encoding"] != nil {
+	if x.curious() && r.Header["Accept-Encoding"] != nil && !signed(r.Header, "accept-encoding") {
 		delete(r.Header, "Accept-Encoding") // an answer that is compressed can't be observed
 	}
 	x.guard(func() { x.stamp(r) })
@@ -87,7 +93,8 @@ func prefixPath(u, base *url.URL) {
 // run is durable, or has had its time.
 func fromHost(resp *http.Response) error {
 	x := exchangeOf(resp.Request)
-	if x.run != nil && x.wants {
+	x.replay = strings.EqualFold(resp.Header.Get("OpenWOP-Idempotent-Replay"), "true")
+	if x.run != nil && x.wants && !x.replay {
 		resp.Header[x.policy.RunIDHeader] = []string{ancestry.FormatRunID(x.run.ID(), x.p.o.HostID)}
 	}
 	x.observe(resp)

@@ -18,6 +18,9 @@ func (x *exchange) leave(r *http.Request) {
 	x.attribute(r, found)
 	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
 	x.nameAncestry(r, tells)
+	if !tells {
+		delete(r.Header, headerBaggage)
+	}
 	if x.run == nil && x.msg.Protocol == wire.None {
 		return // carries what it carries
 	}
@@ -43,9 +46,7 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	delete(r.Header, x.policy.RunIDHeader)
 	for i := range c.Spans {
 		c.Spans[i] = attribution.Span{Trace: ancestry.TraceID(found[i].TraceID), Span: ancestry.SpanID(found[i].SpanID)}
-		if c.State == "" {
-			c.State = found[i].State.Member(stateKey)
-		}
+		c.States[i] = found[i].State.Member(stateKey)
 	}
 	if x.msg.Protocol == wire.A2A {
 		c.Keys = append(c.Keys,
@@ -56,17 +57,27 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: x.session})
 	}
 	v := x.p.runs.Attribute(*c)
+	run := v.Run
+	if run == nil && v.Evidence != "" {
+		run = x.p.storedRun(r.Context(), v.ID)
+	}
+	if v.Evidence == ancestry.EvidenceTraceState && v.Run == nil && (run == nil || run.Trace != v.Trace) {
+		c.States = [2]string{}
+		if v = x.p.runs.Attribute(*c); v.Evidence == "" {
+			v.Reason = attribution.ReasonUnproven
+		}
+		if run = v.Run; run == nil && v.Evidence != "" {
+			run = x.p.storedRun(r.Context(), v.ID)
+		}
+	}
 	x.count(v)
 	if v.Evidence == "" {
 		return
 	}
-	x.evidence, x.run = v.Evidence, v.Run
-	if x.run == nil {
-		x.run = x.p.storedRun(r.Context(), v.ID)
+	if run == nil {
+		run = &attribution.Run{First: v.ID} // the host's word is all there is
 	}
-	if x.run == nil {
-		x.run = &attribution.Run{First: v.ID} // the host's word is all there is
-	}
+	x.evidence, x.run = v.Evidence, run
 }
 
 // count counts the verdict on a message. Other requests that say nothing of
@@ -129,16 +140,10 @@ func (x *exchange) belongs(c spanContext) bool {
 // caller, who is not the parent.
 func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 	name := x.policy.AncestryHeader
+	delete(r.Header, name)
 	if x.run == nil {
-		if values := r.Header[name]; values != nil {
-			chain, err := ancestry.ParseChain(values)
-			if own := err == nil && chain.Parent() != nil && chain.Parent().Host == x.p.o.HostID; !own || !tells {
-				delete(r.Header, name)
-			}
-		}
 		return
 	}
-	delete(r.Header, name)
 	var cause ancestry.Cause
 	switch x.msg.Protocol {
 	case wire.MCP:
@@ -177,6 +182,9 @@ func (x *exchange) noteChild(r *http.Request, h http.Header) {
 	if err != nil || host == "" {
 		x.p.metrics.ancestry.WithLabelValues("invalid").Inc()
 		return
+	}
+	if host == x.p.o.HostID {
+		return // a call to itself: its own ingress has recorded the run
 	}
 	x.child = ancestry.Link{
 		Run: id, Host: host, Chain: x.sent, Evidence: x.evidence,

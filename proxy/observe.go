@@ -18,12 +18,12 @@ func (x *exchange) observe(resp *http.Response) {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		return
 	}
-	if resp.StatusCode >= http.StatusBadRequest {
-		x.failed = resp.StatusCode
+	if x.status = resp.StatusCode; x.status >= http.StatusBadRequest {
+		x.failed = x.status
 	}
 	contentType := resp.Header.Get("Content-Type")
 	stream := strings.HasPrefix(contentType, "text/event-stream")
-	if stream && resp.Request.Method == http.MethodGet {
+	if stream && resp.Request.Method == http.MethodGet && (x.msg.Protocol != wire.None || x.head.openwop == openwop.Events) {
 		x.idle(resp.Request) // it listens; work begins with other requests
 	}
 	if resp.Body == nil || resp.Body == http.NoBody || !x.curious() {
@@ -141,6 +141,7 @@ func (x *exchange) learn(data []byte) {
 		return // on a stream that serves several requests
 	}
 	x.learnTask(a)
+	x.errorCode = a.ErrorCode
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" || a.State.Terminal() || a.BareMessage {
 		x.answered = true
 	}
@@ -156,30 +157,41 @@ func (x *exchange) learnTask(a wire.Answer) {
 	case a.ResultType == "input_required":
 		x.stays = true
 		if len(a.RequestState) > 0 {
-			x.bind(requestStateKey(a.RequestState))
+			x.bind(x.requestStateKey(a.RequestState))
 		}
 	case a.State != "":
 		x.stays = !a.State.Terminal()
 	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
 		x.stays = true
 	}
-	id, err := ancestry.ParseRunID(a.TaskID)
+	id, err := x.taskRun(a)
 	if err != nil {
 		return
 	}
 	switch {
 	case x.dir == egress:
 		x.nameChild(id)
-	case x.starts && x.run != nil:
+	case x.starts && x.run != nil && !x.named:
+		// The first task is the run's own; a stream may speak of others later.
+		x.named = true
 		x.alias(id)
 	}
-	if x.msg.Protocol == wire.A2A && (x.dir == ingress || x.policy.SessionsPerRun) {
-		x.bind(attribution.Key{Kind: attribution.KindA2ATask, ID: a.TaskID})
-		if a.ContextID != "" {
-			x.bind(attribution.Key{Kind: attribution.KindA2AContext, ID: a.ContextID})
-		}
+	if own := x.run != nil && x.run.ID() == id; x.msg.Protocol == wire.A2A && (own || x.dir == egress && x.policy.SessionsPerRun) {
+		x.bindConversation(attribution.KindA2ATask, a.TaskID)
+		x.bindConversation(attribution.KindA2AContext, a.ContextID)
 	}
 	x.endTask(a)
+}
+
+// taskRun is the run that a task is: A2A uses the run's id, MCP its projection
+// into one path segment.
+func (x *exchange) taskRun(a wire.Answer) (ancestry.RunID, error) {
+	if x.msg.Protocol == wire.MCP {
+		if id, err := ancestry.ParseSegmentV2(a.TaskID); err == nil {
+			return id, nil
+		}
+	}
+	return ancestry.ParseRunID(a.TaskID)
 }
 
 // endTask ends the run of a task that the host says has ended, whichever
@@ -188,8 +200,10 @@ func (x *exchange) endTask(a wire.Answer) {
 	if x.dir != ingress || a.TaskID == "" || !a.State.Terminal() {
 		return
 	}
-	if run := x.p.runs.Known(ancestry.RunID(a.TaskID)); run != nil {
-		x.p.runs.End(run)
+	if id, err := x.taskRun(a); err == nil {
+		if run := x.p.runs.Known(id); run != nil {
+			x.p.runs.End(run)
+		}
 	}
 }
 
@@ -211,12 +225,14 @@ func (x *exchange) requestKey(id string) attribution.Key {
 
 // alias makes id the host's name of the run that began with this exchange.
 func (x *exchange) alias(id ancestry.RunID) {
-	first := x.run.First
-	if id == x.run.ID() {
+	if id == x.run.ID() || x.link.Run == "" {
 		return
 	}
 	x.run = x.p.runs.Alias(x.run, id)
-	x.record(ancestry.Link{Run: first, Alias: id, Time: x.began.UTC()})
+	// The whole link again: if the first record of it was lost, this one must not
+	// leave the parent open for somebody else.
+	x.link.Alias = id
+	x.record(x.link)
 }
 
 // nameChild gives the child that the callee's proxy has named the id that the
@@ -232,8 +248,8 @@ func (x *exchange) nameChild(id ancestry.RunID) {
 
 // requestStateKey is the conversation of an MCP call that the server has
 // answered with a question: the retry bears what the question bore.
-func requestStateKey(state []byte) attribution.Key {
-	return attribution.Key{Kind: "mcp-request-state", ID: digest(state)}
+func (x *exchange) requestStateKey(state []byte) attribution.Key {
+	return attribution.Key{Kind: "mcp-request-state", ID: x.session + "\x00" + digest(state)}
 }
 
 // learnOpenWOP follows the host's own API: the id of a run that was created,
@@ -246,8 +262,15 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		if !ok || err != nil || x.run == nil {
 			return
 		}
-		x.alias(id)
 		x.stays, x.answered = true, true
+		// Only a declared replay may name a run that there was before; and of one
+		// that was not seen to begin, the replayer is not the parent.
+		if known := x.p.knownID(id); known == x.replay {
+			x.alias(id)
+		} else {
+			x.stays = false
+			x.p.metrics.ancestry.WithLabelValues("ambiguous-run").Inc()
+		}
 	default:
 		if !openwop.Ended(x.head.openwop, data) {
 			return
@@ -288,6 +311,9 @@ func (x *exchange) end(r *http.Request) {
 	}
 	switch {
 	case x.dir != ingress || x.run == nil:
+	case x.goesOn && x.failed+len(x.errorCode) > 0:
+		// What was refused is this turn. Whether the run has ended is another
+		// question, which only a terminal state answers.
 	case x.over():
 		x.p.runs.End(x.run)
 	case x.msg.Protocol == wire.MCP && !x.answered && x.session != "":
@@ -302,8 +328,8 @@ func (x *exchange) end(r *http.Request) {
 func (x *exchange) over() bool {
 	switch {
 	case x.failed != 0 || x.outcome == outcomeUpstream || x.outcome == outcomeRefused:
-		return true
-	case x.stays:
+		return !x.goesOn
+	case x.stays || x.status == http.StatusAccepted && !x.answered:
 		return false
 	case x.msg.Protocol == wire.A2A:
 		return x.answered

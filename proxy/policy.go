@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
@@ -54,7 +55,10 @@ type Policy struct {
 type policy struct {
 	Policy
 	mcpMethods map[string]bool
-	foreign    []foreignFormat
+	// runIDShadow is the spelling with underscores, which CGI and WSGI servers
+	// can't tell from the header itself.
+	runIDShadow string
+	foreign     []foreignFormat
 }
 
 // compile fills in defaults and checks what a caller can get wrong.
@@ -82,6 +86,7 @@ func (p Policy) compile() (*policy, error) {
 		p.MCPMethods = []string{"tools/call", "resources/read", "prompts/get"}
 	}
 	c := &policy{Policy: p, mcpMethods: make(map[string]bool)}
+	c.runIDShadow = http.CanonicalHeaderKey(strings.ReplaceAll(p.RunIDHeader, "-", "_"))
 	for _, m := range p.MCPMethods {
 		c.mcpMethods[m] = true
 	}

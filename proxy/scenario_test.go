@@ -39,8 +39,9 @@ import (
 // recorded in the end, and "metrics" every series that is not zero then.
 //
 // Ids that vary from run to run are numbered as they turn up: $RUN1, $TRACE1,
-// $SPAN1. $HOST is the tag of this host in tracestate, $PEER and $OTHER are two
-// servers that the host may call. All of them may be used in requests and
+// $SPAN1. Those that the script or the prose names stay. $HOST is the tag of this
+// host in tracestate, $UPSTREAM its address, $PEER and $OTHER are two servers
+// that it may call. All of them may be used in requests and
 // replies. Content-Length is filled in where it is missing.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "scenario", "*.txtar"))
@@ -101,10 +102,13 @@ func playScenario(t *testing.T, ar *txtar.Archive) *txtar.Archive {
 	}
 	sc := &scenario{
 		t: t, store: ancestry.NewMemory(), arrivals: make(chan *arrival),
-		exchanges: map[string]*played{}, tune: func(*Options, *Policy) {},
+		exchanges: map[string]*played{},
 	}
+	sc.tune = sc.config("")
 	sc.host = "http://" + peer(t, sc.stage)
-	sc.names = newNames(ar, map[string]string{"PEER": peer(t, sc.stage), "OTHER": peer(t, sc.stage)})
+	sc.names = newNames(ar, map[string]string{
+		"UPSTREAM": strings.TrimPrefix(sc.host, "http://"), "PEER": peer(t, sc.stage), "OTHER": peer(t, sc.stage),
+	})
 
 	out := &txtar.Archive{Comment: ar.Comment}
 	add := func(name, text string) {
@@ -154,9 +158,7 @@ func (sc *scenario) start() {
 // that it had to record is in the store.
 func (sc *scenario) restart() {
 	old := sc.sidecar.notebook
-	old.mu.Lock()
-	defer old.mu.Unlock()
-	for _, l := range old.links {
+	for _, l := range old.noted() {
 		eventually(sc.t, "the store to have "+string(l.Run), func() bool {
 			_, err := sc.store.Lookup(sc.t.Context(), l.Run)
 			return err == nil || l.Host != ""
@@ -272,6 +274,7 @@ func (sc *scenario) config(text string) func(*Options, *Policy) {
 	all := func(string) bool { return true }
 	isOther := func(to string) bool { return to == sc.names.values["OTHER"] }
 	return func(o *Options, p *Policy) {
+		o.Quarantine = time.Hour // a busy machine must not outlast it
 		for line := range strings.Lines(text) {
 			switch line = strings.TrimSpace(line); line {
 			case "trust no caller":
@@ -320,10 +323,7 @@ func (sc *scenario) links() string {
 	var b strings.Builder
 	seen := map[string]bool{}
 	for _, n := range append(sc.before, sc.sidecar.notebook) {
-		n.mu.Lock()
-		noted := slices.Clone(n.links)
-		n.mu.Unlock()
-		for _, l := range noted {
+		for _, l := range n.noted() {
 			if seen[l.Key()] {
 				continue
 			}
@@ -459,7 +459,7 @@ type names struct {
 	values map[string]string // by name
 	known  map[string]string // the names by value
 	counts map[string]int
-	script string // ids that stand in it do not vary
+	script string // ids that stand in it, or in the prose, do not vary
 }
 
 // varying are the ids that turn up: of runs, of traces, of spans. Tylo spells
@@ -474,7 +474,7 @@ var varying = []struct {
 }
 
 func newNames(ar *txtar.Archive, given map[string]string) *names {
-	n := &names{values: map[string]string{}, known: map[string]string{}, counts: map[string]int{}}
+	n := &names{values: map[string]string{}, known: map[string]string{}, counts: map[string]int{}, script: string(ar.Comment)}
 	for name, value := range given {
 		n.values[name], n.known[value] = value, name
 	}
@@ -491,7 +491,7 @@ func newNames(ar *txtar.Archive, given map[string]string) *names {
 
 // hide puts names in the place of values.
 func (n *names) hide(text string) string {
-	for _, name := range []string{"PEER", "OTHER"} {
+	for _, name := range []string{"UPSTREAM", "PEER", "OTHER"} {
 		text = strings.ReplaceAll(text, n.values[name], "$"+name)
 	}
 	for _, v := range varying {

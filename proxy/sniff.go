@@ -19,10 +19,14 @@ const (
 	tunnelOther tunnelKind = "other" // passes blind
 )
 
+// sniffPatience is how long a client may take over the rest of what tells its
+// protocol, once it has begun to speak.
+const sniffPatience = 200 * time.Millisecond
+
 // sniff waits for the first side to speak and says what it speaks. When it is
 // the far side, nothing was asked of it, so this is not HTTP; early is then
-// what it has said. There is no time limit: a client may open a tunnel long
-// before it needs it, and either side's first byte ends the wait.
+// what it has said. There is no limit on the wait for the first byte: a client
+// may open a tunnel long before it needs it, and either side ends the wait.
 func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind, early []byte, err error) {
 	type said struct {
 		kind tunnelKind
@@ -30,7 +34,7 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 	}
 	near, far := make(chan said, 1), make(chan []byte, 1)
 	go func() { // ends when the client speaks or hangs up, or is interrupted
-		k, err := classify(client)
+		k, err := classify(client, clientConn)
 		near <- said{k, err}
 	}()
 	go func() { // ends when the far side speaks or hangs up, or is interrupted
@@ -45,7 +49,7 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 		if len(early) > 0 { // both at once
 			s.kind = tunnelOther
 		}
-		return s.kind, early, errors.Join(s.err, upstream.SetReadDeadline(time.Time{}))
+		return s.kind, early, errors.Join(s.err, upstream.SetReadDeadline(time.Time{}), clientConn.SetReadDeadline(time.Time{}))
 	case early = <-far:
 		interrupt(clientConn)
 		<-near
@@ -62,56 +66,66 @@ func interrupt(c net.Conn) { _ = c.SetReadDeadline(time.Unix(1, 0)) }
 // h2Preface opens an HTTP/2 connection.
 const h2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// classify looks at the first bytes of a client without taking them.
-//
-// Only what can be nothing else counts as HTTP: a method in upper case and a
-// target that begins like one. Anything taken for HTTP wrongly would be
-// answered 400 by us, and "SSH-2.0-…" also begins in upper case.
-func classify(r *bufio.Reader) (tunnelKind, error) {
+// classify looks at the first bytes of a client without taking them. A client
+// that hangs up, or stops before it can be told what it speaks, speaks something
+// else for all we know: its bytes go on, and so does the answer.
+func classify(r *bufio.Reader, conn net.Conn) (tunnelKind, error) {
 	for n := 1; ; n++ {
 		b, err := r.Peek(n)
-		if err != nil {
-			return tunnelOther, err
-		}
-		switch c := b[n-1]; {
-		case n == 1 && c == 0x16: // handshake record
-			return tunnelTLS, nil
-		case c >= 'A' && c <= 'Z' || c == '-' && n > 1:
-			if n > 24 {
-				return tunnelOther, nil
-			}
-		case c == ' ' && n > 1:
-			return classifyTarget(r, n)
-		default:
+		if timeout, ok := errors.AsType[net.Error](err); errors.Is(err, io.EOF) || ok && timeout.Timeout() {
 			return tunnelOther, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if kind := judge(b); kind != "" {
+			return kind, nil
+		}
+		if n == 1 {
+			_ = conn.SetReadDeadline(time.Now().Add(sniffPatience)) // sniff takes it off
 		}
 	}
 }
 
-// classifyTarget goes on behind the method, which ends before position n.
-func classifyTarget(r *bufio.Reader, n int) (tunnelKind, error) {
-	b, err := r.Peek(n + 1)
-	if err != nil {
-		return tunnelOther, err
+// judge says what a client speaks that has begun with b, or "" if more is
+// needed to tell.
+//
+// Only what can be nothing else counts as HTTP: a method in upper case and a
+// target that begins like one. Anything taken for HTTP wrongly would be
+// answered 400 by us, and "SSH-2.0-…" also begins in upper case.
+func judge(b []byte) tunnelKind {
+	if b[0] == 0x16 { // handshake record
+		return tunnelTLS
 	}
-	switch b[n] {
-	case '/':
-		return tunnelHTTP1, nil
-	case '*':
-		if string(b[:n]) != "PRI " {
-			return tunnelHTTP1, nil
-		}
-		b, err = r.Peek(len(h2Preface))
-		if err == nil && string(b) == h2Preface {
-			return tunnelH2C, nil
-		}
-		return tunnelOther, err
-	case 'h', 'H':
-		b, err = r.Peek(n + len("http://"))
-		if err == nil && bytes.EqualFold(b[n:], []byte("http://")) {
-			return tunnelHTTP1, nil
-		}
-		return tunnelOther, err
+	n := 0
+	for n < len(b) && ('A' <= b[n] && b[n] <= 'Z' || b[n] == '-' && n > 0) {
+		n++
 	}
-	return tunnelOther, nil
+	const longest = 20 // a method; UPDATEREDIRECTREF has 17
+	switch {
+	case n == 0 || n > longest || n < len(b) && b[n] != ' ':
+		return tunnelOther
+	case n+1 >= len(b):
+		return ""
+	}
+	method, target := string(b[:n]), b[n+1:]
+	switch {
+	case target[0] == '/', method == "OPTIONS" && target[0] == '*':
+		return tunnelHTTP1
+	case method == "PRI":
+		return match(b, h2Preface, tunnelH2C)
+	}
+	return match(bytes.ToLower(target[:min(len(target), len("http://"))]), "http://", tunnelHTTP1)
+}
+
+// match returns kind if b begins with all of want, "" if it may still, and
+// tunnelOther if not.
+func match(b []byte, want string, kind tunnelKind) tunnelKind {
+	switch n := min(len(b), len(want)); {
+	case string(b[:n]) != want[:n]:
+		return tunnelOther
+	case n < len(want):
+		return ""
+	}
+	return kind
 }

@@ -21,12 +21,12 @@ import (
 // Without a tracer, and in a trace that is not sampled, there is no span that
 // anybody could ever find: the id that was given is handed on. A request that
 // brings no context gets one only if something will come of it: a run, or a
-// span.
+// span. One that brings a stranger's gets another, or the host would take that.
 func (x *exchange) openSpan(kind trace.SpanKind, r *http.Request) {
 	parent := x.received
 	if x.p.tracer == nil || parent.Valid() && parent.Flags&1 == 0 || !x.worthASpan() {
 		x.context = parent
-		if !parent.Valid() && x.starts {
+		if !parent.Valid() && (x.starts || x.claimed) {
 			x.context = x.newContext()
 		}
 		return

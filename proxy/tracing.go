@@ -46,8 +46,13 @@ func NewTracerProvider(ctx context.Context, o TracingOptions) (*sdktrace.TracerP
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
+	var batches []sdktrace.BatchSpanProcessorOption
+	if o.Timeout > 0 {
+		// The exporter's own timeout bounds one attempt, and it makes many.
+		batches = append(batches, sdktrace.WithExportTimeout(o.Timeout))
+	}
 	opts := []sdktrace.TracerProviderOption{
-		sdktrace.WithBatcher(reportingExporter{exporter, o.Failed}),
+		sdktrace.WithBatcher(reportingExporter{exporter, o.Failed}, batches...),
 		sdktrace.WithResource(res),
 	}
 	if o.Sample >= 0 {

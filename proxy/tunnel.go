@@ -35,6 +35,7 @@ type tunnel struct {
 
 	mu     sync.Mutex
 	quiet  bool         // nobody has spoken yet
+	cut    bool         // closed
 	server *http.Server // once the tunnel is known to carry HTTP
 }
 
@@ -114,9 +115,29 @@ func (t *tunnel) finish(ctx context.Context) {
 	}
 }
 
+// attach adds a side to the tunnel. It reports false when the tunnel has been
+// closed meanwhile, and then closes that side, too.
+func (t *tunnel) attach(side *net.Conn, c net.Conn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cut {
+		_ = c.Close()
+		return false
+	}
+	*side = c
+	return true
+}
+
+// close closes the sides that are there, and keeps others from being attached.
 func (t *tunnel) close() {
-	_ = t.client.Close()
-	_ = t.upstream.Close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cut = true
+	for _, c := range []net.Conn{t.client, t.upstream} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
 }
 
 // serve runs the tunnel to its end. exchange handles a request found inside.
@@ -202,7 +223,7 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 	t.mu.Lock()
 	t.server = srv
 	t.mu.Unlock()
-	_ = srv.Serve(&onceListener{conn: conn}) // ends when conn is closed, or at once by Shutdown
+	_ = srv.Serve(&onceListener{conn: conn, closed: make(chan struct{})}) // ends when conn is closed, or at once by Shutdown
 	<-conn.closed
 }
 
@@ -270,10 +291,12 @@ func (c *onceConn) Close() error {
 	return err
 }
 
-// onceListener accepts one connection and ends with it.
+// onceListener accepts one connection and ends with it, or when it is closed.
 type onceListener struct {
 	conn     closingConn
 	accepted bool // Accept is called by one goroutine only
+	once     sync.Once
+	closed   chan struct{}
 }
 
 func (l *onceListener) Accept() (net.Conn, error) {
@@ -281,12 +304,18 @@ func (l *onceListener) Accept() (net.Conn, error) {
 		l.accepted = true
 		return l.conn.Conn, nil // itself: the server looks for *tls.Conn
 	}
-	<-l.conn.closed
+	select {
+	case <-l.conn.closed:
+	case <-l.closed:
+	}
 	return nil, net.ErrClosed
 }
 
-// Close does not unblock Accept: Shutdown calls it while the exchange in flight
-// goes on, and Serve's return is of no interest before that has ended.
-func (l *onceListener) Close() error { return nil }
+// Close unblocks Accept: Shutdown waits for that before it closes connections
+// that idle. The connection goes on until it does.
+func (l *onceListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
 
 func (l *onceListener) Addr() net.Addr { return l.conn.LocalAddr() }

@@ -14,7 +14,21 @@ import (
 // flushingWriter copies an answer to the client as it comes. goproxy flushes
 // event streams only, and hands other bodies to net/http's own ReadFrom, which
 // costs an allocation and a system call more for each.
-type flushingWriter struct{ http.ResponseWriter }
+type flushingWriter struct {
+	http.ResponseWriter
+	x     *exchange // nil for CONNECT
+	taken net.Conn  // by an upgrade
+}
+
+// WriteHeader sends the head of a stream at once: its first byte may be hours
+// away, and the client may say nothing before it. An answer without a body is
+// not flushed, or the trailers-only answers of gRPC would lose their status.
+func (w *flushingWriter) WriteHeader(status int) {
+	w.ResponseWriter.WriteHeader(status)
+	if w.x != nil && w.x.open {
+		w.Flush()
+	}
+}
 
 // ReadFrom flushes after each read when the length is not known: it is a stream
 // then, for all we know.
@@ -50,14 +64,18 @@ func (w *flushingWriter) Flush() { _ = http.NewResponseController(w.ResponseWrit
 func (w *flushingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Hijack hands over the connection together with what the client has sent
-// already, which goproxy would lose.
+// already, which goproxy and ReverseProxy would lose.
 func (w *flushingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
+	w.taken = conn
 	if rw.Reader.Buffered() > 0 {
+		// Who looks into rw as well, as goproxy does for upgrades, must not find
+		// the same bytes a second time.
 		conn = &earlyConn{conn, rw.Reader}
+		rw = bufio.NewReadWriter(bufio.NewReader(conn), rw.Writer)
 	}
 	return conn, rw, nil
 }
@@ -131,7 +149,7 @@ func removeNamed(h http.Header, upgrade bool) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
 			name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-			if name != "" && !(upgrade && name == "Upgrade") {
+			if name != "" && (!upgrade || name != "Upgrade") {
 				delete(h, name)
 			}
 		}

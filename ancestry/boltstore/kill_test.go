@@ -3,6 +3,7 @@ package boltstore
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -106,7 +107,7 @@ func killWriter(t *testing.T, dir string, round int) (last int, ok bool) {
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadString('\n')
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break // a line that was cut was not acknowledged
 		}
 		if err != nil {

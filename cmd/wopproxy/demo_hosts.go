@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -192,9 +193,7 @@ func post(ctx context.Context, c *http.Client, url string, header http.Header, m
 	if err != nil {
 		return err
 	}
-	for name, values := range header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, header)
 	req.Header.Set("Content-Type", "application/json")
 	text, err := do(c, req)
 	if err == nil && !bytes.Contains(text, []byte(`"result"`)) {

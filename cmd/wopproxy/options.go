@@ -145,7 +145,7 @@ func newTracing(ctx context.Context, c *config.Config, s *secrets, env lookupEnv
 	reg.MustRegister(failures)
 	o.Failed = func(err error) {
 		failures.Inc()
-		log.Warn("spans could not be exported", "err", err)
+		log.WarnContext(ctx, "spans could not be exported", "err", err)
 	}
 	return proxy.NewTracerProvider(ctx, o)
 }

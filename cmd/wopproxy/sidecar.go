@@ -152,14 +152,14 @@ func (s *sidecar) run(ctx context.Context) error {
 	pruner := begin(late, s.prune)
 	traffic := begin(late, func(ctx context.Context) error { return s.serveTraffic(ctx, c) })
 	reloader := begin(ctx, s.watch())
-	s.log.Info("serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
+	s.log.InfoContext(ctx, "serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
 		"egress", s.egress.Addr().String(), "admin", s.admin.Addr().String())
 
 	select {
 	case <-ctx.Done():
 		s.draining.Store(true)
 		drain := s.config.Load().Drain
-		s.log.Info("draining", "delay", drain.Delay.String(), "timeout", drain.Timeout.String())
+		s.log.InfoContext(ctx, "draining", "delay", drain.Delay.String(), "timeout", drain.Timeout.String())
 		select {
 		case <-time.After(drain.Delay.Duration):
 		case <-traffic.done:
@@ -168,7 +168,7 @@ func (s *sidecar) run(ctx context.Context) error {
 		s.draining.Store(true)
 	}
 	err := errors.Join(reloader.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.store.Close(), admin.stop())
-	s.log.Info("stopped")
+	s.log.InfoContext(ctx, "stopped")
 	return err
 }
 
@@ -201,7 +201,7 @@ func (s *sidecar) flushSpans(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := s.tracing.Shutdown(ctx); err != nil {
-		s.log.Warn("the last spans could not be exported", "err", err)
+		s.log.WarnContext(ctx, "the last spans could not be exported", "err", err)
 	}
 	return nil
 }
@@ -217,9 +217,9 @@ func (s *sidecar) prune(ctx context.Context) error {
 		case now := <-tick.C:
 			n, err := s.store.Prune(ctx, now)
 			if err != nil {
-				s.log.Error("links could not be pruned", "err", err)
+				s.log.ErrorContext(ctx, "links could not be pruned", "err", err)
 			} else if n > 0 {
-				s.log.Info("links pruned", "links", n)
+				s.log.InfoContext(ctx, "links pruned", "links", n)
 			}
 		}
 	}

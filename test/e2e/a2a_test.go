@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -79,7 +81,7 @@ func testA2A(t *testing.T, b binding, operation string, send exchangeA2A) {
 // was looked at.
 func askGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answered func(string) error) (string, error) {
 	entered, release := make(chan struct{}, 1), make(chan struct{})
-	p.does("gated", func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+	p.does("gated", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 		emit(a2a.NewSubmittedTask(x, x.Message))
 		emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateWorking, nil))
 		entered <- struct{}{}
@@ -120,7 +122,7 @@ func askGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answer
 // stops the agent.
 func streamGated(ctx context.Context, p *peer, c *a2aclient.Client, working, answered func(string) error) (string, error) {
 	arrived := make(chan struct{}, 1)
-	p.does("gated", func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+	p.does("gated", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 		for i, e := range []a2a.Event{
 			a2a.NewSubmittedTask(x, x.Message),
 			a2a.NewStatusUpdateEvent(x, a2a.TaskStateWorking, nil),
@@ -290,15 +292,17 @@ func TestA2AInMessage(t *testing.T) {
 // trace of the request which began its run.
 func forwardingClient(t testing.TB, a *agent, in *http.Request) *http.Client {
 	c := a.client(t)
-	next := c.Transport
-	c.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+	c.Transport = forwards(in, c.Transport)
+	return c
+}
+
+// forwards sends on the trace of in, in a span of the host's own.
+func forwards(in *http.Request, next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		r = r.Clone(r.Context())
-		for name, v := range ownSpan(in) {
-			r.Header[name] = v
-		}
+		maps.Copy(r.Header, ownSpan(in))
 		return next.RoundTrip(r)
 	})
-	return c
 }
 
 // roundTripper is a http.RoundTripper.
@@ -360,7 +364,7 @@ func TestA2AClientGone(t *testing.T) {
 				return nil
 			})
 			a := newAgent(t, "caller.example.com")
-			a.chat(t, func(ctx context.Context, in *http.Request) error {
+			a.chat(t, func(ctx context.Context, _ *http.Request) error {
 				defer close(release)
 				c, err := p.dial(ctx, a.client(t), b)
 				if err != nil {
@@ -397,6 +401,51 @@ func TestA2AClientGone(t *testing.T) {
 	}
 }
 
+// TestA2AClientGoneUnanswered pins the same of a client that hangs up before it
+// has heard anything: nobody has seen a task end.
+func TestA2AClientGoneUnanswered(t *testing.T) {
+	for _, b := range bindings {
+		t.Run(b.name, func(t *testing.T) {
+			p := newPeer(t, "callee.example.com")
+			entered, release := make(chan struct{}, 1), make(chan struct{})
+			defer close(release)
+			p.does("long", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+				emit(a2a.NewSubmittedTask(x, x.Message))
+				entered <- struct{}{}
+				<-release
+				return nil
+			})
+			a := newAgent(t, "caller.example.com")
+			a.chat(t, func(ctx context.Context, _ *http.Request) error {
+				c, err := p.dial(ctx, a.client(t), b)
+				if err != nil {
+					return err
+				}
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				returned := make(chan error, 1)
+				go func() { // ends with the call
+					_, err := ask(ctx, c, say("long"))
+					returned <- err
+				}()
+				if err := await(entered, "the agent works"); err != nil {
+					return err
+				}
+				cancel()
+				if err := <-returned; !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("error of the cancelled call = %w, want %w", err, context.Canceled)
+				}
+				_, wire := p.seen()
+				return await(wire[len(wire)-1].left, "the agent's server has heard that the client is gone")
+			})
+			p.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="ingress"`, `protocol="a2a"`, `outcome="client-gone"`)
+			if live := p.live(t); len(live) != 1 || live[0].RunID != p.lastTurn(t).run {
+				t.Errorf("live runs after the client has hung up = %+v, want the task's", live)
+			}
+		})
+	}
+}
+
 // hangUpStream leaves a stream after its first event, and returns when the
 // agent's server has heard of it.
 func hangUpStream(ctx context.Context, p *peer, c *a2aclient.Client) (a2a.TaskID, error) {
@@ -424,7 +473,7 @@ func TestA2ACard(t *testing.T) {
 	p := newPeer(t, "callee.example.com")
 	a := newAgent(t, "caller.example.com")
 	_, want := get(t, p.ingress+a2asrv.WellKnownAgentCardPath)
-	a.chat(t, func(ctx context.Context, _ *http.Request) error {
+	a.chat(t, func(context.Context, *http.Request) error {
 		resp, err := a.client(t).Get(p.ingress + a2asrv.WellKnownAgentCardPath)
 		if err != nil {
 			return err

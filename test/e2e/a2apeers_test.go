@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -265,9 +266,7 @@ func post(ctx context.Context, c *http.Client, url, body string, header http.Hea
 		return 0, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	for name, v := range header {
-		req.Header[name] = v
-	}
+	maps.Copy(req.Header, header)
 	resp, err := c.Do(req)
 	if err != nil {
 		return 0, nil, err
@@ -289,4 +288,27 @@ func taskOf(answer []byte) string {
 		return ""
 	}
 	return m.Result.ID
+}
+
+// serveHost serves a host and returns its address.
+func serveHost(t testing.TB, h http.Handler) string {
+	t.Helper()
+	host := httptest.NewServer(h)
+	t.Cleanup(host.Close)
+	return host.URL
+}
+
+// answerTo sends a request directly and reads the whole answer.
+func answerTo(t testing.TB, req *http.Request) (*http.Response, []byte) {
+	t.Helper()
+	resp, err := direct.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, body
 }

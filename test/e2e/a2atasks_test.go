@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,8 +117,14 @@ func TestA2AUnknownTask(t *testing.T) {
 			run, trace := converse(t, a, p, b, func(ctx context.Context, c *a2aclient.Client) error {
 				m := say("turn")
 				m.TaskID = "no-such-task"
-				if _, err := ask(ctx, c, m); !errors.Is(err, a2a.ErrTaskNotFound) {
-					return fmt.Errorf("error of a message to an unknown task = %w, want %w", err, a2a.ErrTaskNotFound)
+				alone, err := p.dial(ctx, direct, b)
+				if err != nil {
+					return err
+				}
+				_, want := alone.SendMessage(ctx, &a2a.SendMessageRequest{Message: m})
+				_, got := c.SendMessage(ctx, &a2a.SendMessageRequest{Message: m})
+				if got == nil || want == nil || got.Error() != want.Error() {
+					t.Errorf("error of a message to an unknown task = %v, want %v as without the caller's proxy", got, want)
 				}
 				return nil
 			})
@@ -212,7 +220,7 @@ func TestA2ALaterRequests(t *testing.T) {
 			if children := a.children(t, later); len(children) != 0 {
 				t.Errorf("children of the run that asked = %+v, want none", children)
 			}
-			a.awaitMetric(t, 2, "wopproxy_attributions_total", `evidence="single-flight"`) // the card and the message
+			a.sawCalls(t, 4, "egress", "a2a") // and the message before them
 			eventually(t, "the cancelled task is no longer live", func() bool { return len(p.live(t)) == 0 })
 		})
 	}
@@ -253,7 +261,7 @@ func TestA2AConversation(t *testing.T) {
 			tasks := make(chan *a2a.Task, tt.runs)
 			for range tt.runs {
 				go func() { // ends with the call
-					task, err := askDirectly(t, p, "delegate", "ctx-shared")
+					task, err := askDirectly(t, p, "delegate", "ctx-shared-71d0c4f29e8b")
 					if err != nil {
 						t.Error(err)
 					}
@@ -306,4 +314,164 @@ func askDirectly(t testing.TB, p *peer, text, conversation string) (*a2a.Task, e
 	m := say(text)
 	m.ContextID = conversation
 	return ask(t.Context(), c, m)
+}
+
+// TestA2AEnds pins which answers end a run: those that say that nothing more
+// will come of it.
+func TestA2AEnds(t *testing.T) {
+	for _, b := range bindings {
+		t.Run(b.name, func(t *testing.T) {
+			p := newPeer(t, "callee.example.com")
+			c, err := p.dial(t.Context(), direct, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tt := range []struct {
+				name string
+				ends bool
+				last func(*a2asrv.ExecutorContext) a2a.Event
+			}{
+				{"completed", true, status(a2a.TaskStateCompleted)},
+				{"failed", true, status(a2a.TaskStateFailed)},
+				{"canceled", true, status(a2a.TaskStateCanceled)},
+				{"rejected", true, status(a2a.TaskStateRejected)},
+				{"a message instead of a task", true, func(*a2asrv.ExecutorContext) a2a.Event {
+					return a2a.NewMessage(a2a.MessageRoleAgent, a2a.NewTextPart("no need for a task"))
+				}},
+				{"input required", false, status(a2a.TaskStateInputRequired)}, // last, because its run stays
+			} {
+				for _, stream := range []bool{false, true} {
+					p.does(tt.name, func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+						if _, ok := tt.last(x).(*a2a.Message); !ok {
+							emit(a2a.NewSubmittedTask(x, x.Message))
+						}
+						emit(tt.last(x))
+						return nil
+					})
+					if err := sendEither(t, c, tt.name, stream); err != nil {
+						t.Errorf("%s: %v", tt.name, err)
+						continue
+					}
+					run := p.lastTurn(t).run
+					isLive := func() bool {
+						return slices.ContainsFunc(p.live(t), func(l liveRun) bool { return l.RunID == run })
+					}
+					if tt.ends {
+						eventually(t, tt.name+" ends the run", func() bool { return !isLive() })
+					} else if !isLive() {
+						t.Errorf("%s, stream %v: the run has ended, want it to stay", tt.name, stream)
+					}
+				}
+			}
+		})
+	}
+}
+
+// status makes the event by which a task takes on a state.
+func status(s a2a.TaskState) func(*a2asrv.ExecutorContext) a2a.Event {
+	return func(x *a2asrv.ExecutorContext) a2a.Event { return a2a.NewStatusUpdateEvent(x, s, nil) }
+}
+
+// sendEither sends a message and reads its answer to the end, which has passed
+// the proxy as a whole then.
+func sendEither(t testing.TB, c *a2aclient.Client, text string, stream bool) error {
+	if !stream {
+		_, err := c.SendMessage(t.Context(), &a2a.SendMessageRequest{Message: say(text)})
+		return err
+	}
+	for _, err := range c.SendStreamingMessage(t.Context(), &a2a.SendMessageRequest{Message: say(text)}) {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestA2ASubscriberSeesTheEnd pins that whoever follows a task lets the proxy
+// see it end, though the message that began it was answered long before.
+func TestA2ASubscriberSeesTheEnd(t *testing.T) {
+	for _, b := range bindings {
+		t.Run(b.name, func(t *testing.T) {
+			p := newPeer(t, "callee.example.com")
+			release := make(chan struct{})
+			p.does("long", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+				emit(a2a.NewSubmittedTask(x, x.Message))
+				if err := await(release, "somebody follows the task"); err != nil {
+					return err
+				}
+				emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateCompleted, nil))
+				return nil
+			})
+			c, err := p.dial(t.Context(), direct, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := c.SendMessage(t.Context(), &a2a.SendMessageRequest{Message: say("long"), Config: &a2a.SendMessageConfig{ReturnImmediately: true}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var last string
+			for e, err := range c.SubscribeToTask(t.Context(), &a2a.SubscribeToTaskRequest{ID: res.TaskInfo().TaskID}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if last == "" {
+					if live := p.live(t); len(live) != 1 {
+						t.Errorf("live runs while the agent works = %+v, want the task's", live)
+					}
+					close(release)
+				}
+				last = describe(e)
+			}
+			if last != string(a2a.TaskStateCompleted) {
+				t.Errorf("last event = %s, want %s", last, a2a.TaskStateCompleted)
+			}
+			if live := p.live(t); len(live) != 0 {
+				t.Errorf("live runs after the end has passed = %+v, want none", live)
+			}
+		})
+	}
+}
+
+// TestA2AKilledAfterTheAnswer pins that who has a task's id can ask for good: the
+// proxy is killed the moment the id is out, by an answer or by the first event of
+// a stream, and knows the task and its parent when it is back.
+func TestA2AKilledAfterTheAnswer(t *testing.T) {
+	p := newPeer(t, "callee.example.com")
+	p.does("work", finish)
+	a := newAgent(t, "caller.example.com", noQuarantine)
+	for range 3 { // what is not waited for may be stored in time by chance
+		for _, first := range []bool{false, true} {
+			killed := p.done
+			p.does("long", func(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+				emit(a2a.NewSubmittedTask(x, x.Message))
+				<-killed
+				return nil
+			})
+			var task string
+			run, _ := converse(t, a, p, bindings[0], func(ctx context.Context, c *a2aclient.Client) error {
+				if !first {
+					got, err := ask(ctx, c, say("work"))
+					p.signal(t, os.Kill)
+					if err == nil {
+						task = string(got.ID)
+					}
+					return err
+				}
+				for e, err := range c.SendStreamingMessage(ctx, &a2a.SendMessageRequest{Message: say("long")}) {
+					p.signal(t, os.Kill)
+					if err == nil {
+						task = string(e.TaskInfo().TaskID)
+					}
+					return err
+				}
+				return errors.New("the stream had no event")
+			})
+			p.wait(t)
+			p.serve(t, nil, p.file)
+			if l, ok := p.link(t, task); !ok || l.Alias != task || l.parent().RunID != run {
+				t.Errorf("link of task %s after the kill = %+v, %v, want the child of %s", task, l, ok, run)
+			}
+		}
+	}
 }

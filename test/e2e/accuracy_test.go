@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -16,19 +17,34 @@ const (
 	callsPerRun    = 2
 )
 
+// host is how a host treats the trace headers of the request that began a run.
+type host int
+
+const (
+	silent     host = iota // forwards nothing
+	forwarding             // forwards the trace and its state, as OpenTelemetry does
+	traceOnly              // forwards the trace alone
+)
+
 // TestAccuracy lets many runs call out at once through one host and compares
 // every link with the truth, which only the test knows. A host that forwards
 // its trace headers, as any OpenTelemetry host does, gets all links; one that
 // forwards nothing gets those that are certain, and the rest is counted. None
 // is ever wrong.
 func TestAccuracy(t *testing.T) {
+	all := func(h host) func(int) host { return func(int) host { return h } }
 	for _, tt := range []struct {
 		name     string
-		forwards func(run int) bool
+		host     func(run int) host
+		oneTrace bool   // the callers of all runs are in the same trace
+		evidence string // what names the caller of each call that has to be linked
 	}{
-		{"all forward", func(int) bool { return true }},
-		{"none forwards", func(int) bool { return false }},
-		{"every other forwards", func(run int) bool { return run%2 == 0 }},
+		{"all forward", all(forwarding), false, "trace-state"},
+		{"none forwards", all(silent), false, ""},
+		{"every other forwards", func(run int) host { return host(run % 2) }, false, "trace-state"},
+		{"all forward the trace alone", all(traceOnly), false, "trace-id"},
+		{"one trace, all forward", all(forwarding), true, "trace-state"},
+		{"one trace, forwarded alone", all(traceOnly), true, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tools := newToolServer(t, "tools.example.com", stateless)
@@ -36,19 +52,30 @@ func TestAccuracy(t *testing.T) {
 			// One session for all runs, as hosts have it: the connection says
 			// nothing of who calls.
 			c := a.client(t)
-			c.Transport = forwarding{c.Transport}
+			c.Transport = tracer{c.Transport}
 			cs, err := tools.connect(t.Context(), c, tools.endpoint())
 			if err != nil {
 				t.Fatal(err)
 			}
 			attributed, abstained := a.metric(t, "wopproxy_attributions_total"), a.metric(t, "wopproxy_abstentions_total")
 
-			truth := callAll(t, a, cs, tt.forwards)
+			header := func() http.Header { return nil }
+			if tt.oneTrace {
+				trace := randomHex(16)
+				header = func() http.Header {
+					return http.Header{"Traceparent": {"00-" + trace + "-" + randomHex(8) + "-01"}}
+				}
+			}
+			truth := callAll(t, a, cs, header, tt.host)
 			if err := cs.Close(); err != nil {
 				t.Error(err)
 			}
 			if t.Failed() {
 				return
+			}
+			for args, f := range truth {
+				f.certain = tt.evidence != "" && f.host != silent
+				truth[args] = f
 			}
 			got := judge(t, a, tools, truth)
 			t.Logf("%d calls: %+v", len(truth), got)
@@ -57,6 +84,9 @@ func TestAccuracy(t *testing.T) {
 			}
 			if got.missed > 0 {
 				t.Errorf("links missing of runs whose host forwards = %d, want 0", got.missed)
+			}
+			if by := a.metric(t, "wopproxy_attributions_total", `evidence="`+tt.evidence+`"`); int(by) < got.certain {
+				t.Errorf("calls attributed by %s = %v, want %d", tt.evidence, by, got.certain)
 			}
 			attributed = a.metric(t, "wopproxy_attributions_total") - attributed
 			abstained = a.metric(t, "wopproxy_abstentions_total") - abstained
@@ -109,27 +139,26 @@ func TestAccuracyLeftBehind(t *testing.T) {
 
 // fact is the truth about one call.
 type fact struct {
-	caller   string // the run that made it
-	forwards bool   // its host has forwarded the trace headers
+	caller  string // the run that made it
+	host    host   // how its host treated the trace headers
+	certain bool   // and so its link has to be there
 }
 
 // callAll starts all runs at once and returns the truth by the token of each
 // call.
-func callAll(t *testing.T, a *agent, cs *mcp.ClientSession, forwards func(int) bool) map[string]fact {
+func callAll(t *testing.T, a *agent, cs *mcp.ClientSession, header func() http.Header, hostOf func(run int) host) map[string]fact {
 	var mu sync.Mutex
 	truth := map[string]fact{}
 	var all sync.WaitGroup
 	for i := range concurrentRuns {
 		all.Go(func() {
-			_, err := a.tryChat(t.Context(), func(ctx context.Context, in *http.Request) error {
-				if forwards(i) {
-					ctx = context.WithValue(ctx, forwardedKey{}, in)
-				}
+			_, err := a.tryChat(t.Context(), header(), func(ctx context.Context, in *http.Request) error {
+				ctx = context.WithValue(ctx, headersKey{}, hostOf(i).headers(in))
 				for range callsPerRun {
 					think()
 					token := randomHex(8)
 					mu.Lock()
-					truth[`{"token":"`+token+`"}`] = fact{in.Header.Get("Run-Id"), forwards(i)}
+					truth[`{"token":"`+token+`"}`] = fact{caller: in.Header.Get("Run-Id"), host: hostOf(i)}
 					mu.Unlock()
 					if err := callTool(ctx, cs, "echo", map[string]any{"token": token}, `{"token":"`+token+`"}`, false); err != nil {
 						return err
@@ -150,7 +179,7 @@ func callAll(t *testing.T, a *agent, cs *mcp.ClientSession, forwards func(int) b
 }
 
 // verdict is what became of the links of some calls.
-type verdict struct{ asserted, right, wrong, missed int }
+type verdict struct{ certain, asserted, right, wrong, missed int }
 
 // judge asks for the parent of each run that a call has started on the server,
 // and for the children of each caller.
@@ -171,9 +200,12 @@ func judge(t *testing.T, a *agent, s *toolServer, truth map[string]fact) verdict
 			caused[f.caller] = map[string]bool{}
 		}
 		caused[f.caller][c.run] = true
+		if f.certain {
+			v.certain++
+		}
 		switch p := s.parent(t, c.run); {
 		case p == (ancestor{}):
-			if f.forwards {
+			if f.certain {
 				v.missed++
 			}
 		case p.RunID == f.caller && p.HostID == a.hostID:
@@ -197,21 +229,30 @@ func judge(t *testing.T, a *agent, s *toolServer, truth map[string]fact) verdict
 	return v
 }
 
-// forwardedKey is the context key of the request whose headers are forwarded.
-type forwardedKey struct{}
-
-// forwarding sends on the trace of the request that began the run, in a span
-// of the host's own.
-type forwarding struct{ next http.RoundTripper }
-
-func (f forwarding) RoundTrip(r *http.Request) (*http.Response, error) {
-	if in, ok := r.Context().Value(forwardedKey{}).(*http.Request); ok {
-		r = r.Clone(r.Context())
-		for name, v := range ownSpan(in) {
-			r.Header[name] = v
-		}
+// headers returns what a call sends on of the headers of in.
+func (h host) headers(in *http.Request) http.Header {
+	switch h {
+	case forwarding:
+		return ownSpan(in)
+	case traceOnly:
+		sent := ownSpan(in)
+		delete(sent, "Tracestate")
+		return sent
 	}
-	return f.next.RoundTrip(r)
+	return nil
+}
+
+// headersKey is the context key of the headers that a call sends on.
+type headersKey struct{}
+
+// tracer adds them, as a host's instrumentation does.
+type tracer struct{ next http.RoundTripper }
+
+func (tr tracer) RoundTrip(r *http.Request) (*http.Response, error) {
+	h, _ := r.Context().Value(headersKey{}).(http.Header)
+	r = r.Clone(r.Context())
+	maps.Copy(r.Header, h)
+	return tr.next.RoundTrip(r)
 }
 
 // think takes a few milliseconds, so that runs overlap in every order.

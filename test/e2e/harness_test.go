@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,8 +85,9 @@ func start(t testing.TB, hostID, upstream string, overrides ...settings) *sideca
 		"egress.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0",
 		"ancestry.store.bolt.dir": filepath.Join(t.TempDir(), "store"),
 		"ancestry.auth.mode":      "none", "ancestry.commitTimeout": "10s",
-		"runs.start":  []string{"POST /chat"},
-		"drain.delay": "0s", "drain.timeout": "5s",
+		"runs.start": []string{"POST /chat"},
+		// The drain takes longer than a server waits for connections without a request.
+		"drain.delay": "0s", "drain.timeout": "9s",
 	}
 	s.public = front
 	var env []string
@@ -379,7 +381,8 @@ type process struct {
 func run(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{cmd: exec.Command(program, args...), stdout: new(bytes.Buffer), stderr: newLogBook(), done: make(chan struct{})}
-	p.cmd.Env = append(cleanEnv(), env...)
+	// Built to find races, a program would sleep for a second before it exits.
+	p.cmd.Env = slices.Concat([]string{"GORACE=atexit_sleep_ms=0"}, cleanEnv(), env)
 	p.cmd.Stdout, p.cmd.Stderr = p.stdout, p.stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -55,15 +56,16 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // come. An error of the work fails t.
 func (a *agent) chat(t testing.TB, do work) (run string) {
 	t.Helper()
-	run, err := a.tryChat(t.Context(), do)
+	run, err := a.tryChat(t.Context(), nil, do)
 	if err != nil {
 		t.Errorf("run %s: %v", run, err)
 	}
 	return run
 }
 
-// tryChat is chat for tests in which a run may fail, and for goroutines.
-func (a *agent) tryChat(ctx context.Context, do work) (run string, err error) {
+// tryChat is chat for tests in which a run may fail, and for goroutines. The
+// caller sends header along.
+func (a *agent) tryChat(ctx context.Context, header http.Header, do work) (run string, err error) {
 	token := randomHex(8)
 	a.mu.Lock()
 	a.work[token] = do
@@ -72,6 +74,7 @@ func (a *agent) tryChat(ctx context.Context, do work) (run string, err error) {
 	if err != nil {
 		return "", err
 	}
+	maps.Copy(req.Header, header)
 	resp, err := direct.Do(req)
 	a.mu.Lock()
 	run = a.runs[token]

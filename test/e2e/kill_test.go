@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -19,9 +20,7 @@ func TestKill(t *testing.T) {
 	seen := map[string]string{} // run: parent
 	for round := range rounds {
 		before := len(seen)
-		for run, parent := range loadUntilKilled(t, s, callers) {
-			seen[run] = parent
-		}
+		maps.Copy(seen, loadUntilKilled(t, s, callers))
 		if len(seen) == before {
 			t.Errorf("round %d: no answer was seen before the kill", round)
 		}

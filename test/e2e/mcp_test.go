@@ -309,13 +309,13 @@ func giveUp(ctx context.Context, s *toolServer, cs *mcp.ClientSession) error {
 	select {
 	case err := <-s.left:
 		if !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("the tool's context ended with %v, want %v", err, context.Canceled)
+			return fmt.Errorf("the tool's context ended with %w, want %w", err, context.Canceled)
 		}
 	case <-time.After(2 * time.Second): // the client is no longer waiting
 		return errors.New("the tool's context was not cancelled within 2s")
 	}
 	if err := <-returned; !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("error of the cancelled call = %v, want %v", err, context.Canceled)
+		return fmt.Errorf("error of the cancelled call = %w, want %w", err, context.Canceled)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -63,9 +64,7 @@ func plainSettings(t testing.TB, overrides settings) settings {
 		"egress.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0",
 		"ancestry.store.bolt.dir": filepath.Join(t.TempDir(), "store"),
 	}
-	for key, v := range overrides {
-		s[key] = v
-	}
+	maps.Copy(s, overrides)
 	return s
 }
 
@@ -217,7 +216,7 @@ func TestStop(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	finished := make(chan error, 1)
 	go func() { // ends with the run
-		_, err := a.tryChat(t.Context(), func(ctx context.Context, _ *http.Request) error {
+		_, err := a.tryChat(t.Context(), nil, func(ctx context.Context, _ *http.Request) error {
 			close(entered)
 			select {
 			case <-release:
@@ -297,6 +296,20 @@ func TestStopWaitsForTunnels(t *testing.T) {
 		if err := tunnel.Close(); err != nil {
 			t.Error(err)
 		}
+		if code := s.wait(t); code != 0 {
+			t.Errorf("exit code = %d, want 0", code)
+		}
+	})
+	t.Run("not if it idles", func(t *testing.T) {
+		host := idleHost(t)
+		s := start(t, "host.example.com", host, settings{"drain.timeout": "1m"})
+		resp, err := tunnelling(t, s).Get(host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		s.awaitMetric(t, 1, "wopproxy_tunnels") // kept, for the next request
+		s.signal(t, syscall.SIGTERM)
 		if code := s.wait(t); code != 0 {
 			t.Errorf("exit code = %d, want 0", code)
 		}

@@ -48,9 +48,19 @@ func TestLadder(t *testing.T) {
 	}{
 		{"header Run-Id", func(*Table, *Run) Clues { return Clues{RunID: "a"} }, "a", ancestry.EvidenceRunID, "", false},
 		{"Run-Id of a run that is not live is still the host's word", func(*Table, *Run) Clues { return Clues{RunID: "z"} }, "z", ancestry.EvidenceRunID, "", false},
-		{"our tracestate member", func(tab *Table, a *Run) Clues { return Clues{State: tab.State(a)} }, "a", ancestry.EvidenceTraceState, "", false},
-		{"tracestate member of another host", func(_ *Table, a *Run) Clues { return Clues{State: newTable(Options{HostID: "other"}).State(a)} }, "", "", ReasonManyLiveRuns, false},
-		{"tracestate member of our own making, garbled", func(tab *Table, a *Run) Clues { return Clues{State: tab.State(a) + "~zz"} }, "", "", ReasonManyLiveRuns, false},
+		{"our tracestate member", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{traceA, spanB}}, States: [2]string{tab.State(a)}}
+		}, "a", ancestry.EvidenceTraceState, "", false},
+		{"tracestate member of another host", func(_ *Table, a *Run) Clues {
+			return Clues{States: [2]string{newTable(Options{HostID: "other"}).State(a)}}
+		}, "", "", ReasonManyLiveRuns, false},
+		{"tracestate member of our own making, garbled", func(tab *Table, a *Run) Clues { return Clues{States: [2]string{tab.State(a) + "~zz"}} }, "", "", ReasonManyLiveRuns, false},
+		{"our tracestate member beside a trace that the run was never in", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{traceB, spanB}}, States: [2]string{tab.State(a)}}
+		}, "b", ancestry.EvidenceTraceID, "", false},
+		{"our tracestate member beside nobody's trace", func(tab *Table, a *Run) Clues {
+			return Clues{Spans: [2]Span{{ancestry.TraceID{9}, spanB}}, States: [2]string{tab.State(a)}}
+		}, "", "", ReasonUnproven, false},
 		{"trace of one run", func(*Table, *Run) Clues { return Clues{Spans: [2]Span{{traceA, spanB}}} }, "a", ancestry.EvidenceTraceID, "", false},
 		{"trace in the header, unknown trace in the message", func(*Table, *Run) Clues {
 			return Clues{Spans: [2]Span{{ancestry.TraceID{9}, spanA}, {traceB, spanA}}}
@@ -65,7 +75,9 @@ func TestLadder(t *testing.T) {
 		{"unknown conversation", func(*Table, *Run) Clues { return Clues{Keys: []Key{ctx("unknown"), {KindMCPSession, "of-a"}}} }, "", "", ReasonManyLiveRuns, false},
 		{"nothing", func(*Table, *Run) Clues { return Clues{} }, "", "", ReasonManyLiveRuns, false},
 		{"two rungs agree", func(*Table, *Run) Clues { return Clues{RunID: "a", Spans: [2]Span{{traceA, spanA}}} }, "a", ancestry.EvidenceRunID, "", false},
-		{"two rungs agree by two names of one run", func(tab *Table, a *Run) Clues { return Clues{RunID: "host-a", State: tab.State(a)} }, "a", ancestry.EvidenceRunID, "", false},
+		{"two rungs agree by two names of one run", func(tab *Table, a *Run) Clues {
+			return Clues{RunID: "host-a", Spans: [2]Span{{traceA, spanA}}, States: [2]string{tab.State(a)}}
+		}, "a", ancestry.EvidenceRunID, "", false},
 		{"two rungs disagree", func(*Table, *Run) Clues { return Clues{RunID: "a", Spans: [2]Span{{traceB, spanA}}} }, "a", ancestry.EvidenceRunID, "", true},
 		{"a lower rung disagrees", func(*Table, *Run) Clues { return Clues{Spans: [2]Span{{traceA, spanA}}, Credential: "b"} }, "a", ancestry.EvidenceTraceID, "", true},
 	}
@@ -117,16 +129,16 @@ func TestSingleFlight(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		expect("one run, the other gone", "a", "")
 
-		tab.Other()
-		tab.Other()
+		tab.Other(ancestry.TraceID{})
+		tab.Other(ancestry.TraceID{})
 		expect("other exchanges in flight", "", ReasonOtherWork)
-		tab.OtherDone(true)
-		tab.OtherDone(false)
+		tab.OtherDone(ancestry.TraceID{}, true)
+		tab.OtherDone(ancestry.TraceID{}, false)
 		expect("other exchange just over", "", ReasonOtherWork)
 		time.Sleep(time.Second)
 		expect("other exchange over", "a", "")
-		tab.Other()
-		tab.OtherDone(false)
+		tab.Other(ancestry.TraceID{})
+		tab.OtherDone(ancestry.TraceID{}, false)
 		expect("harmless exchange over", "a", "")
 
 		tab.End(a)
@@ -142,21 +154,97 @@ func TestSingleFlight(t *testing.T) {
 	})
 }
 
-// TestQuarantineKeepsATraceShared shows why ended runs stay in the index: a
-// call left behind by one run must not be taken for the other's.
-func TestQuarantineKeepsATraceShared(t *testing.T) {
+// TestATraceStaysShared: a call left behind by one run must not be taken for
+// that of another run of the same trace, however much later it comes. Only the
+// span that a run was handed still tells it.
+func TestATraceStaysShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tab := newTable(Options{})
 		a := start(t, tab, &Run{First: "a", Trace: traceA, Span: spanA})
-		start(t, tab, &Run{First: "b", Trace: traceA, Span: spanB})
-		clues := Clues{Spans: [2]Span{{traceA, ancestry.SpanID{7}}}}
 		tab.End(a)
-		if v := tab.Attribute(clues); v.Reason != ReasonSharedTrace {
-			t.Errorf("in quarantine: %+v, want %s", v, ReasonSharedTrace)
+		time.Sleep(time.Minute)
+		start(t, tab, &Run{First: "b", Trace: traceA, Span: spanB})
+		start(t, tab, &Run{First: "c", Trace: traceB})
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, ancestry.SpanID{7}}}}); v.Reason != ReasonSharedTrace {
+			t.Errorf("a span of the host's own: %+v, want %s", v, ReasonSharedTrace)
 		}
-		time.Sleep(time.Second)
-		if v := tab.Attribute(clues); v.ID != "b" {
-			t.Errorf("after quarantine: %+v, want b", v)
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, spanA}}}); v.Reason != ReasonSharedTrace {
+			t.Errorf("the span of the run that ended: %+v, want %s", v, ReasonSharedTrace)
+		}
+		if v := tab.Attribute(Clues{Spans: [2]Span{{traceA, spanB}}}); v.ID != "b" {
+			t.Errorf("the span that b was handed: %+v, want b", v)
+		}
+	})
+}
+
+func TestRetiredIsBounded(t *testing.T) {
+	r := retired{count: map[ancestry.TraceID]int{}}
+	for i := range 3 * maxRetired {
+		r.add(ancestry.TraceID{byte(i), byte(i >> 8), byte(i >> 16), 1})
+	}
+	r.add(traceA)
+	r.add(traceA)
+	if len(r.ring) != maxRetired || len(r.count) != maxRetired-1 || !r.has(traceA) || r.has(ancestry.TraceID{0, 0, 0, 1}) {
+		t.Errorf("%d places, %d traces, newest %v, oldest %v", len(r.ring), len(r.count), r.has(traceA), r.has(ancestry.TraceID{0, 0, 0, 1}))
+	}
+	for i := range maxRetired {
+		r.add(ancestry.TraceID{byte(i), byte(i >> 8), byte(i >> 16), 2})
+	}
+	if r.has(traceA) {
+		t.Error("a trace is remembered for ever")
+	}
+}
+
+// TestOtherWorkInATrace: what works in the run's own trace without being a run
+// makes the trace ambiguous, even for the span that the run was handed.
+func TestOtherWorkInATrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(Options{})
+		start(t, tab, &Run{First: "a", Trace: traceA, Span: spanA})
+		start(t, tab, &Run{First: "b", Trace: traceB, Span: spanA})
+		for _, span := range []ancestry.SpanID{spanA, spanB} {
+			clues := Clues{Spans: [2]Span{{traceA, span}}}
+			expect := func(when string, id ancestry.RunID) {
+				t.Helper()
+				if v := tab.Attribute(clues); v.ID != id || id == "" && v.Reason != ReasonOtherWork {
+					t.Errorf("span %s, %s: %+v, want %q", span, when, v, id)
+				}
+			}
+			tab.Other(traceA)
+			tab.Other(traceA)
+			expect("two at work", "")
+			tab.OtherDone(traceA, true)
+			tab.OtherDone(traceA, false)
+			expect("one may have left work behind", "")
+			if v := tab.Attribute(Clues{Spans: [2]Span{{traceB, spanB}}}); v.ID != "b" {
+				t.Errorf("another trace: %+v, want b", v)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			expect("quarantine over", "a")
+			tab.Other(traceA)
+			tab.OtherDone(traceA, false)
+			expect("only read", "a")
+			if len(tab.others) != 0 {
+				t.Errorf("%d traces of other work are left", len(tab.others))
+			}
+		}
+	})
+}
+
+// TestSingleFlightRenewsNothing: a run whose end was not seen must not be kept
+// live by the calls that are attributed to it for want of another.
+func TestSingleFlightRenewsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(Options{TTL: time.Hour})
+		start(t, tab, &Run{First: "a"})
+		time.Sleep(time.Hour - time.Nanosecond)
+		if v := tab.Attribute(Clues{}); v.ID != "a" {
+			t.Fatalf("before the ttl: %+v, want a", v)
+		}
+		time.Sleep(time.Nanosecond)
+		if v := tab.Attribute(Clues{}); v.Reason != ReasonNoLiveRun {
+			t.Errorf("at the ttl: %+v, want %s", v, ReasonNoLiveRun)
 		}
 	})
 }
@@ -196,7 +284,7 @@ func TestFullTableIsNotTrusted(t *testing.T) {
 			t.Fatal("Start into a full table = true, want false")
 		}
 		for name, c := range map[string]Clues{
-			"single flight": {}, "trace": {Spans: [2]Span{{traceA, ancestry.SpanID{9}}}},
+			"single flight": {}, "trace": {Spans: [2]Span{{traceA, ancestry.SpanID{9}}}}, "exact span": {Spans: [2]Span{{traceA, spanA}}},
 			"conversation": {Keys: []Key{{KindA2AContext, "c"}}},
 		} {
 			if v := tab.Attribute(c); v.Reason != ReasonTableFull {
@@ -204,7 +292,7 @@ func TestFullTableIsNotTrusted(t *testing.T) {
 			}
 		}
 		for name, c := range map[string]Clues{
-			"run id": {RunID: "a"}, "state": {State: tab.State(a)}, "exact span": {Spans: [2]Span{{traceA, spanA}}},
+			"run id": {RunID: "a"}, "state": {Spans: [2]Span{{traceA, spanA}}, States: [2]string{tab.State(a)}},
 		} {
 			if v := tab.Attribute(c); v.Run != a {
 				t.Errorf("%s: %+v, want a", name, v)
@@ -223,8 +311,10 @@ func TestFullBindingsAreNotTrusted(t *testing.T) {
 	tab := newTable(Options{MaxBindings: 1})
 	a, b := start(t, tab, &Run{First: "a"}), start(t, tab, &Run{First: "b"})
 	key := Key{KindA2AContext, "c"}
-	if !tab.Bind(a, key) || !tab.Bind(a, key) {
-		t.Error("Bind twice the same = false, want true")
+	for range 2 {
+		if !tab.Bind(a, key) {
+			t.Error("Bind twice the same = false, want true")
+		}
 	}
 	if tab.Bind(b, key) {
 		t.Error("Bind without a place = true, want false")
@@ -286,7 +376,7 @@ func BenchmarkAttribute(b *testing.B) {
 			tab.Start(last)
 		}
 		for name, c := range map[string]Clues{
-			"state": {State: tab.State(last)}, "trace": {Spans: [2]Span{{Trace: last.Trace}}}, "none": {},
+			"state": {Spans: [2]Span{{Trace: last.Trace}}, States: [2]string{tab.State(last)}}, "trace": {Spans: [2]Span{{Trace: last.Trace}}}, "none": {},
 		} {
 			b.Run(fmt.Sprintf("%s/live=%d", name, live), func(b *testing.B) {
 				b.ReportAllocs()

@@ -1,8 +1,10 @@
 package attribution
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,8 +21,8 @@ type Span struct {
 // field is a clue that the call does not give.
 type Clues struct {
 	RunID      ancestry.RunID // header Run-Id
-	State      string         // tracestate member wop=
 	Spans      [2]Span        // of the carriers: in the message, in the header
+	States     [2]string      // their tracestate members wop=
 	Credential ancestry.RunID // user name of the proxy credential, its secret already checked
 	BasePath   ancestry.RunID // /_run/<runId>/
 	Keys       []Key          // ids of the conversation it belongs to
@@ -37,6 +39,7 @@ const (
 	ReasonSharedKey       Reason = "shared-key"        // several live runs share the call's conversation
 	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
 	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
+	ReasonUnproven        Reason = "unproven-state"    // the tracestate member names a run that is not known in the trace of the call
 	ReasonSingleFlightOff Reason = "single-flight-off" // one run is live, and the rung is turned off
 )
 
@@ -44,7 +47,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey,
-		ReasonOtherWork, ReasonTableFull, ReasonSingleFlightOff,
+		ReasonOtherWork, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
 	}
 }
 
@@ -56,6 +59,10 @@ type Verdict struct {
 	Evidence ancestry.Evidence
 	Reason   Reason
 	Conflict bool // a lower rung named another run
+	// Trace is where a tracestate member named a run that is not live here. The
+	// member is evidence only if the run is known in that trace: a peer may have
+	// put it where we could not take it out.
+	Trace ancestry.TraceID
 }
 
 // Attribute walks down the ladder. The first rung that names a run decides;
@@ -85,29 +92,38 @@ func (t *Table) Attribute(c Clues) Verdict {
 		}
 	}
 	consider(ancestry.EvidenceRunID, c.RunID)
-	consider(ancestry.EvidenceTraceState, t.parseState(c.State))
+	var why Reason
+	for i, state := range c.States {
+		id := t.parseState(state)
+		if run := t.byID[id]; run != nil && !slices.Contains(run.traces, c.Spans[i].Trace) {
+			why = ReasonUnproven
+			continue
+		}
+		if id != "" && v.Evidence == "" && t.byID[id] == nil {
+			v.Trace = c.Spans[i].Trace
+		}
+		consider(ancestry.EvidenceTraceState, id)
+	}
 	blind := now.Before(t.blindUntil)
-	byTrace, why := t.byTraceLocked(c.Spans, blind)
+	byTrace, whyNot := t.byTraceLocked(c.Spans, blind)
+	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceTraceID, byTrace)
 	consider(ancestry.EvidenceProxyCredential, c.Credential)
 	consider(ancestry.EvidenceBasePath, c.BasePath)
-	if byKey, whyNot := t.byKeyLocked(c.Keys, blind); whyNot == "" {
-		consider(ancestry.EvidenceConversation, byKey)
-	} else if why == "" {
-		why = whyNot
-	}
+	byKey, whyNot := t.byKeyLocked(c.Keys, blind)
+	why = cmp.Or(why, whyNot)
+	consider(ancestry.EvidenceConversation, byKey)
 	if v.Evidence == "" {
 		byFlight, whyNot := t.onlyLocked(now, blind)
-		if byFlight == "" && why == "" {
-			why = whyNot
-		}
+		why = cmp.Or(why, whyNot)
 		consider(ancestry.EvidenceSingleFlight, byFlight)
 	}
 	if v.Evidence == "" {
 		v.Reason = why
 		return v
 	}
-	if v.Run != nil {
+	if v.Run != nil && v.Evidence != ancestry.EvidenceSingleFlight {
+		// Single-flight would keep the last run live for as long as anything calls.
 		t.touchActiveLocked(v.Run, now)
 	}
 	return v
@@ -121,9 +137,9 @@ func (t *Table) touchActiveLocked(r *Run, now time.Time) {
 	}
 }
 
-// byTraceLocked names the one run that is live in the call's trace. Of several,
-// it is the one that was handed exactly the span id that the call bears: a host
-// without spans of its own returns what it was given.
+// byTraceLocked names the one run that the call's trace has seen on this host.
+// Of several it is the one that was handed exactly the span id that the call
+// bears: a host without spans of its own returns what it was given.
 func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason) {
 	var why Reason
 	for _, s := range spans {
@@ -131,7 +147,14 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 			continue
 		}
 		runs := t.byTrace[s.Trace]
-		if len(runs) == 1 && !blind {
+		if blind && len(runs) > 0 {
+			// Without spans of our own, two runs may have been handed the same one.
+			why = cmp.Or(why, ReasonTableFull)
+			continue
+		}
+		other := t.others[s.Trace] != nil
+		before := t.retired.has(s.Trace)
+		if len(runs) == 1 && !other && !before {
 			return runs[0].ID(), ""
 		}
 		exact, n := ancestry.RunID(""), 0
@@ -141,12 +164,12 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 			}
 		}
 		switch {
-		case n == 1:
+		case n == 1 && !other:
 			return exact, ""
-		case len(runs) > 1 && why == "":
-			why = ReasonSharedTrace
-		case len(runs) == 1 && why == "":
-			why = ReasonTableFull
+		case len(runs) > 1, len(runs) == 1 && before:
+			why = cmp.Or(why, ReasonSharedTrace)
+		case len(runs) == 1:
+			why = cmp.Or(why, ReasonOtherWork)
 		}
 	}
 	return "", why

@@ -93,10 +93,12 @@ type Table struct {
 	byID     map[ancestry.RunID]*Run // by either id
 	byTrace  map[ancestry.TraceID][]*Run
 	bindings map[Key][]*Run
-	bound    int        // bindings in use
-	active   *list.List // of *Run, longest idle first
-	ended    *list.List // of *Run, first to end first
-	other    int        // exchanges in flight that are no run
+	bound    int                              // bindings in use
+	retired  retired                          // traces in which a run has ended
+	active   *list.List                       // of *Run, longest idle first
+	ended    *list.List                       // of *Run, first to end first
+	other    int                              // exchanges in flight that are no run
+	others   map[ancestry.TraceID]*otherTrace // the traces that they are in
 	// otherUntil is the end of the quarantine of such exchanges.
 	otherUntil time.Time
 	// blindUntil is when the last run that found no place has surely ended.
@@ -111,6 +113,8 @@ func NewTable(o Options) *Table {
 		byID:     make(map[ancestry.RunID]*Run),
 		byTrace:  make(map[ancestry.TraceID][]*Run),
 		bindings: make(map[Key][]*Run),
+		others:   make(map[ancestry.TraceID]*otherTrace),
+		retired:  retired{count: make(map[ancestry.TraceID]int)},
 		active:   list.New(),
 		ended:    list.New(),
 	}
@@ -132,6 +136,18 @@ func (t *Table) Start(r *Run) bool {
 	t.byID[r.First], t.byID[r.ID()] = r, r
 	t.joinLocked(r, r.Trace)
 	return true
+}
+
+// Restore makes a run live again that was known before, unless it is live
+// already: then it returns that one. It reports false when the table is full.
+func (t *Table) Restore(r *Run) (*Run, bool) {
+	t.mu.Lock()
+	known := t.byID[r.First]
+	t.mu.Unlock()
+	if known != nil {
+		return known, true
+	}
+	return r, t.Start(r)
 }
 
 // maxTraces bounds the traces that one run is known in: a conversation may go
@@ -251,22 +267,58 @@ func (t *Table) Bind(r *Run, key Key) bool {
 	return true
 }
 
-// Other notes an exchange that arrives at this host and is no run. While it is
-// in flight, a single live run need not be the only thing that calls out.
-func (t *Table) Other() {
+// otherTrace is a trace in which something works that is no run.
+type otherTrace struct {
+	n     int       // exchanges in flight
+	until time.Time // the end of the quarantine of the last one
+}
+
+// Other notes an exchange that arrives at this host, in trace if that is known,
+// and is no run. While it is in flight, a single live run need not be the only
+// thing that calls out, nor the only one that does so in its trace.
+func (t *Table) Other(trace ancestry.TraceID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.other++
+	if trace.IsZero() {
+		return
+	}
+	o := t.others[trace]
+	if o == nil {
+		o = &otherTrace{}
+		t.others[trace] = o
+	}
+	o.n++
 }
 
 // OtherDone ends what Other began. An exchange that may leave work behind
 // counts for as long as the quarantine.
-func (t *Table) OtherDone(leavesWork bool) {
+func (t *Table) OtherDone(trace ancestry.TraceID, leavesWork bool) {
+	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.other--
-	if leavesWork && t.o.Quarantine > 0 {
-		t.otherUntil = time.Now().Add(t.o.Quarantine)
+	if leavesWork = leavesWork && t.o.Quarantine > 0; leavesWork {
+		t.otherUntil = now.Add(t.o.Quarantine)
+	}
+	o := t.others[trace]
+	if o == nil {
+		return
+	}
+	if o.n--; leavesWork {
+		o.until = t.otherUntil
+		time.AfterFunc(t.o.Quarantine, func() { t.forgetOther(trace) })
+	} else if o.n == 0 && !now.Before(o.until) {
+		delete(t.others, trace)
+	}
+}
+
+// forgetOther drops what is known of a trace if its quarantine is over.
+func (t *Table) forgetOther(trace ancestry.TraceID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if o := t.others[trace]; o != nil && o.n == 0 && !time.Now().Before(o.until) {
+		delete(t.others, trace)
 	}
 }
 
@@ -360,6 +412,7 @@ func (t *Table) removeLocked(r *Run) {
 	}
 	for _, trace := range r.traces {
 		drop(t.byTrace, trace, r)
+		t.retired.add(trace)
 	}
 	r.traces = nil
 	for _, key := range r.bindings {
@@ -368,6 +421,35 @@ func (t *Table) removeLocked(r *Run) {
 	}
 	r.bindings = nil
 }
+
+// retired remembers the traces of the runs that left the table last. What such a
+// run has left behind may call out long after, and must not be taken for a later
+// run of the same trace.
+type retired struct {
+	count map[ancestry.TraceID]int // times that a trace is in ring
+	ring  []ancestry.TraceID
+	next  int
+}
+
+// maxRetired bounds what is remembered: half a megabyte, and at a hundred runs a
+// second the last two minutes.
+const maxRetired = 1 << 14
+
+func (r *retired) add(trace ancestry.TraceID) {
+	if len(r.ring) < maxRetired {
+		r.ring = append(r.ring, trace)
+	} else {
+		old := r.ring[r.next]
+		if r.count[old]--; r.count[old] == 0 {
+			delete(r.count, old)
+		}
+		r.ring[r.next] = trace
+		r.next = (r.next + 1) % maxRetired
+	}
+	r.count[trace]++
+}
+
+func (r *retired) has(trace ancestry.TraceID) bool { return r.count[trace] > 0 }
 
 // drop takes r from the runs of k.
 func drop[K comparable](index map[K][]*Run, k K, r *Run) {

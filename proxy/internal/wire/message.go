@@ -275,7 +275,7 @@ func isNumber(first byte) bool { return first == '-' || '0' <= first && first <=
 // canonicalNumber returns a JSON number as an integer without fraction or
 // exponent, if it is one that float64 holds exactly, and else as it is written.
 func canonicalNumber(raw []byte) string {
-	if bytes.IndexAny(raw, ".eE") < 0 && string(raw) != "-0" {
+	if !bytes.ContainsAny(raw, ".eE") && string(raw) != "-0" {
 		return string(raw)
 	}
 	f, err := strconv.ParseFloat(string(raw), 64)

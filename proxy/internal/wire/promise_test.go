@@ -81,11 +81,11 @@ func checkStamp(t *testing.T, in []byte, h Hints, e Edit) {
 		t.Fatalf("Stamp(%q) = %q, and again %q %q", in, out, again, refused)
 	}
 	checkCarried(t, &after, e)
-	clear := func(m Message) Message {
+	without := func(m Message) Message {
 		m.Traceparent, m.Tracestate, m.Baggage, m.Ancestry, m.Tylo, m.doc = "", "", "", "", TyloIDs{}, doc{}
 		return m
 	}
-	if diff := cmp.Diff(clear(m), clear(after), cmp.AllowUnexported(Message{}, doc{}, span{})); diff != "" {
+	if diff := cmp.Diff(without(m), without(after), cmp.AllowUnexported(Message{}, doc{}, span{})); diff != "" {
 		t.Errorf("Stamp(%q) = %q, which reads as another message:\n%s", in, out, diff)
 	}
 }

@@ -1,6 +1,9 @@
 package wire
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 const (
 	maxTracestate        = 8192
@@ -31,13 +34,8 @@ func ParseTracestate(fields ...string) (Tracestate, bool) {
 			continue
 		}
 		key, value, _ := strings.Cut(member, "=")
-		if n == len(keys) || !isStateKey(key) || !isStateValue(value) {
+		if n == len(keys) || !isStateKey(key) || !isStateValue(value) || slices.Contains(keys[:n], key) {
 			return "", false
-		}
-		for _, k := range keys[:n] {
-			if k == key {
-				return "", false
-			}
 		}
 		keys[n] = key
 		n++
