@@ -26,6 +26,20 @@ type interceptor struct {
 	pinned map[string]time.Time
 }
 
+// handshakeOutcome says how a handshake with a client went.
+type handshakeOutcome string
+
+const (
+	handshakeIntercepted handshakeOutcome = "intercepted"
+	handshakeRefused     handshakeOutcome = "refused" // the client does not take our certificate
+	handshakeFailed      handshakeOutcome = "failed"  // it hung up, or speaks no TLS that we do
+)
+
+// count counts one handshake.
+func (i *interceptor) count(o handshakeOutcome) {
+	i.p.metrics.handshakes.WithLabelValues(string(o)).Inc()
+}
+
 // Bounds on pinned: a destination is tried again after a day.
 const (
 	maxPinned    = 10_000
@@ -72,7 +86,7 @@ func (i *interceptor) wants(target string) bool {
 
 // refused notes that a client did not take our certificate for target.
 func (i *interceptor) refused(target string, err error) {
-	i.p.metrics.handshakes.WithLabelValues("refused").Inc()
+	i.count(handshakeRefused)
 	i.p.o.Logger.Warn("a client refuses our certificate; its TLS passes blind from now on", "peer", target, "err", err)
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -98,11 +112,11 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 		if isRemoteAlert(err) {
 			i.refused(t.target, err)
 		} else {
-			i.p.metrics.handshakes.WithLabelValues("failed").Inc()
+			i.count(handshakeFailed)
 		}
 		return
 	}
-	i.p.metrics.handshakes.WithLabelValues("intercepted").Inc()
+	i.count(handshakeIntercepted)
 	host := t.target
 	if name := conn.ConnectionState().ServerName; name != "" {
 		_, port, _ := net.SplitHostPort(t.target)

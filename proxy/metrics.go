@@ -135,6 +135,9 @@ func (m *metrics) resolve() {
 	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitTunnels, limitDepth, limitVisits} {
 		m.limits.WithLabelValues(l)
 	}
+	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
+		m.handshakes.WithLabelValues(string(o))
+	}
 	for _, k := range []tunnelKind{tunnelTLS, tunnelHTTP1, tunnelH2C, tunnelOther} {
 		m.tunnels.WithLabelValues(string(k))
 	}
