@@ -13,6 +13,7 @@ func (d *decoder) checkAll(c *Config) {
 	d.required(reflect.ValueOf(c).Elem(), "")
 	d.checkListeners(c)
 	d.checkIngress(c)
+	d.checkInterception(c)
 	d.checkAuth(c)
 	d.checkHeaders(c)
 	d.checkTrust(c)
@@ -56,6 +57,20 @@ func (d *decoder) required(v reflect.Value, path string) {
 // isSection reports whether t is a struct of keys and not a value.
 func isSection(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && t.NumField() > 0 && t.Field(0).Tag.Get("yaml") != "" && t != reflect.TypeFor[Secret]()
+}
+
+// checkInterception asks for a CA that the host can come to trust.
+func (d *decoder) checkInterception(c *Config) {
+	ca := c.Egress.CA
+	switch {
+	case ca.Cert != "" && ca.Key == "" && d.sound("egress.ca.key"):
+		d.refuse("egress.ca.key", "required by egress.ca.cert, write the file of its private key")
+	case ca.Key != "" && ca.Cert == "" && d.sound("egress.ca.cert"):
+		d.refuse("egress.ca.cert", "required by egress.ca.key, write the file of its certificate")
+	}
+	if len(c.Egress.Intercept) > 0 && ca.Cert == "" && ca.Bundle == "" && d.sound("egress.intercept") && d.sound("egress.ca") {
+		d.refuse("egress.ca.bundle", "required by egress.intercept, write a file for the host to trust, or give egress.ca.cert and key")
+	}
 }
 
 func (d *decoder) checkListeners(c *Config) {

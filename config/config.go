@@ -123,15 +123,35 @@ type Egress struct {
 	// DenyLinkLocal refuses calls to link-local addresses, where clouds serve
 	// credentials to whoever asks. Default true.
 	DenyLinkLocal bool `yaml:"denyLinkLocal"`
-	// Intercept names the destinations whose TLS the proxy is to open. Default
-	// []. This version cannot do so: any entry is a mistake.
-	Intercept Hosts `yaml:"intercept" unimplemented:"TLS interception"`
-	// OriginateTLS names the destinations for which http:// from the host is to
-	// become https:// outside. Default []. This version cannot do so: any entry
-	// is a mistake.
-	OriginateTLS Hosts `yaml:"originateTLS" unimplemented:"TLS origination"`
+	// Intercept names the destinations whose TLS the proxy opens, so that calls
+	// to them can be attributed and stamped. Default []: all TLS passes blind. The
+	// host must trust ca; a client that refuses it passes blind for a day.
+	Intercept Hosts `yaml:"intercept"`
+	// OriginateTLS names the destinations for which http:// from the host becomes
+	// https:// outside, for hosts that can't call https. Default [].
+	OriginateTLS Hosts `yaml:"originateTLS"`
+	// CA signs the certificates that the host is shown where TLS is opened.
+	CA CA `yaml:"ca"`
+	// Roots is a file of certificates, PEM, that a destination's own may lead to
+	// besides the system's. Default none. A change needs a restart.
+	Roots string `yaml:"roots" pattern:"." want:"a path, write for example /etc/wopproxy/roots.pem" restart:"yes"`
 	// Credentials make a proxy user name worth believing.
 	Credentials Credentials `yaml:"credentials"`
+}
+
+// CA is the certificate authority of this proxy alone.
+type CA struct {
+	// Cert is the authority's certificate, a PEM file. Default none: one is made
+	// at start and gone with the process. Goes with key. A change needs a restart.
+	Cert string `yaml:"cert" pattern:"." want:"a path, write for example /etc/wopproxy/ca.pem" restart:"yes"`
+	// Key is its private key, a PEM file. Default none. Goes with cert. A change
+	// needs a restart.
+	Key string `yaml:"key" pattern:"." want:"a path, write for example /etc/wopproxy/ca-key.pem" restart:"yes"`
+	// Bundle is a file that is written at start: the system's roots and this
+	// authority, for SSL_CERT_FILE and its like in the host's environment. Default
+	// none. Required by egress.intercept unless cert is given. A change needs a
+	// restart.
+	Bundle string `yaml:"bundle" pattern:"." want:"a path, write for example /run/wopproxy/bundle.pem" restart:"yes"`
 }
 
 // Credentials make a proxy user name worth believing.

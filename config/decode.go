@@ -18,13 +18,12 @@ import (
 //
 // What a field accepts stands in its tags, beside the comment that says so:
 //
-//	yaml           the key
-//	required       what to write; the key has no default
-//	enum           the accepted words, separated by |
-//	min, max       the limits of a number, in the notation of its type
-//	pattern, want  a regular expression for a string, and what it means
-//	unimplemented  what the key is for, once it does something
-//	restart        a change takes effect at the next start only
+//	yaml          the key
+//	required      what to write; the key has no default
+//	enum          the accepted words, separated by |
+//	min, max      the limits of a number, in the notation of its type
+//	pattern, want a regular expression for a string, and what it means
+//	restart       a change takes effect at the next start only
 //
 // On a list the tags of a value hold for each item.
 type decoder struct {
@@ -132,10 +131,6 @@ func (d *decoder) pairs(n *yaml.Node, key string, set func(name, value *yaml.Nod
 func (d *decoder) list(n *yaml.Node, v reflect.Value, key string, tag reflect.StructTag) {
 	if n.Kind != yaml.SequenceNode {
 		d.fail(n, key, "%s where a list belongs, write [a, b] or one item a line after dashes", kindOf(n))
-		return
-	}
-	if purpose, ok := tag.Lookup("unimplemented"); ok && len(n.Content) > 0 {
-		d.fail(n, key, "this version does not implement %s, remove the key", purpose)
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))

@@ -152,8 +152,10 @@ func TestEveryKey(t *testing.T) {
 		Egress: config.Egress{
 			Listen:       "localhost:18089",
 			ConnectPorts: []int{443, 8443},
-			Intercept:    config.Hosts{},
-			OriginateTLS: config.Hosts{},
+			Intercept:    hosts(t, "*.example.com:443"),
+			OriginateTLS: hosts(t, "tools.example.com"),
+			CA:           config.CA{Cert: "/etc/wopproxy/ca.pem", Key: "/etc/wopproxy/ca-key.pem", Bundle: "/run/wopproxy/bundle.pem"},
+			Roots:        "/etc/wopproxy/roots.pem",
 			Credentials:  config.Credentials{Secret: config.Secret{Env: "EGRESS_SECRET"}},
 		},
 		Admin: config.Admin{Listen: "127.0.0.1:19090", Pprof: true},
@@ -293,7 +295,7 @@ func TestRestartKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "egress.listen", "admin.listen", "admin.pprof",
+		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",

@@ -140,6 +140,9 @@ func text(v reflect.Value) string {
 	case reflect.Map:
 		return "{}"
 	}
+	if v.IsZero() && v.Kind() == reflect.String {
+		return "none"
+	}
 	return fmt.Sprint(v.Interface())
 }
 
@@ -342,11 +345,7 @@ func schemaOfType(v reflect.Value, k key) *jsonschema.Schema {
 	}
 	switch v.Kind() {
 	case reflect.Slice:
-		s := &jsonschema.Schema{Types: []string{"array", "null"}, Items: schemaOfType(reflect.Zero(v.Type().Elem()), k)}
-		if k.tag("unimplemented") != "" {
-			s.MaxItems = new(0)
-		}
-		return s
+		return &jsonschema.Schema{Types: []string{"array", "null"}, Items: schemaOfType(reflect.Zero(v.Type().Elem()), k)}
 	case reflect.Map:
 		return &jsonschema.Schema{
 			Types:                []string{"object", "null"},

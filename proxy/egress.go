@@ -58,6 +58,9 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if target != nil {
 		r.URL, r.Host = target, target.Host
 	}
+	if r.URL.Scheme == "http" && allows(e.p.policy.Load().OriginateTLS, authority(r.URL), false) {
+		r.URL.Scheme, r.URL.Host = "https", strings.TrimSuffix(r.URL.Host, ":80")
+	}
 	x := e.p.begin(egress, r)
 	defer x.end(r)
 	x.clues.BasePath = base
@@ -192,7 +195,7 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wopproxy: CONNECT to port "+port+" is not allowed by egress.connectPorts", http.StatusForbidden)
 		return
 	}
-	t := &tunnel{set: &e.p.tunnels, target: target, run: credential(pol, r), dial: e.p.dialOut}
+	t := &tunnel{set: &e.p.tunnels, target: target, run: credential(pol, r), dial: e.p.dialOut, intercept: e.p.intercept}
 	if !e.p.tunnels.add(t) {
 		e.p.metrics.limit(limitTunnels)
 		http.Error(w, "wopproxy: too many tunnels are open", http.StatusServiceUnavailable)

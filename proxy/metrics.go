@@ -51,6 +51,7 @@ type metrics struct {
 	commitWait  prometheus.Histogram
 	limits      *prometheus.CounterVec // limit
 	tunnels     *prometheus.CounterVec // kind
+	handshakes  *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	mcpServer   *prometheus.HistogramVec
 	mcpClient   *prometheus.HistogramVec
@@ -87,6 +88,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels 
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
+		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		rpcServer:   operations("rpc_server_call_duration_seconds", "A2A calls received by the host.", "rpc_system_name", "rpc_method", "error_type", "rpc_response_status_code"),
@@ -132,6 +134,9 @@ func (m *metrics) resolve() {
 	}
 	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitTunnels, limitDepth, limitVisits} {
 		m.limits.WithLabelValues(l)
+	}
+	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
+		m.handshakes.WithLabelValues(string(o))
 	}
 	for _, k := range []tunnelKind{tunnelTLS, tunnelHTTP1, tunnelH2C, tunnelOther} {
 		m.tunnels.WithLabelValues(string(k))

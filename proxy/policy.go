@@ -30,6 +30,9 @@ type Policy struct {
 	ConnectPorts  []int  // ports that CONNECT may reach; empty: any
 	DenyLinkLocal bool   // refuse to dial link-local and metadata addresses
 
+	Intercept    func(hostport string) bool // destinations of CONNECT whose TLS is opened; nil: none
+	OriginateTLS func(hostport string) bool // destinations whose http:// goes out as https://; nil: none
+
 	TrustCaller      func(netip.Addr) bool      // callers whose context and ancestry are taken; nil: all
 	TrustDestination func(hostport string) bool // who is told ancestry and baggage; nil: all
 

@@ -12,6 +12,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log"
@@ -50,6 +51,9 @@ type Options struct {
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
+	CA    *CA            // signs for the destinations that Policy.Intercept names; nil: all TLS passes blind
+	Roots *x509.CertPool // whom upstream certificates must lead to; default: the system's
+
 	Tracer     trace.TracerProvider  // where our spans go; nil: no spans, span ids are handed on unchanged
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
@@ -57,15 +61,16 @@ type Options struct {
 
 // Proxy serves both directions of one host.
 type Proxy struct {
-	o        Options
-	policy   atomic.Pointer[policy]
-	runs     *attribution.Table
-	metrics  *metrics
-	tracer   trace.Tracer // nil: no spans
-	inbound  *transports  // to the host
-	outbound *transports  // to the world
-	tylo     *wire.TyloTable
-	tunnels  tunnels
+	o         Options
+	policy    atomic.Pointer[policy]
+	runs      *attribution.Table
+	metrics   *metrics
+	tracer    trace.Tracer // nil: no spans
+	inbound   *transports  // to the host
+	outbound  *transports  // to the world
+	tylo      *wire.TyloTable
+	tunnels   tunnels
+	intercept *interceptor // nil: no TLS is intercepted
 }
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.
@@ -94,8 +99,12 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.Tracer != nil {
 		px.tracer = o.Tracer.Tracer(tracerName)
 	}
+	if o.CA != nil {
+		px.intercept = newInterceptor(px)
+	}
 	px.inbound = newTransports(nil)
 	px.outbound = newTransports(px.dialOut)
+	px.outbound.trust(o.Roots)
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int) {
 		runs, bindings := px.runs.Len()
 		return runs, bindings, px.tunnels.len()

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/http"
@@ -56,6 +58,11 @@ func (t *transports) RoundTrip(r *http.Request) (*http.Response, error) {
 		return t.h2c.RoundTrip(r)
 	}
 	return t.http1.RoundTrip(r)
+}
+
+// trust sets whom certificates must lead to; nil means the system's roots.
+func (t *transports) trust(roots *x509.CertPool) {
+	t.http1.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 }
 
 func (t *transports) closeIdle() {

@@ -31,6 +31,8 @@ type tunnel struct {
 	upstream net.Conn
 	dial     dialFunc // for connections beyond upstream
 
+	intercept *interceptor // nil: TLS passes blind
+
 	mu     sync.Mutex
 	quiet  bool         // nobody has spoken yet
 	cut    bool         // closed
@@ -156,7 +158,13 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	opened(kind)
 	switch kind {
 	case tunnelHTTP1, tunnelH2C:
-		t.serveHTTP(kind, client, exchange)
+		t.serveHTTP(t.onceConn(client), "http", t.target, t.transport(kind), exchange)
+	case tunnelTLS:
+		if t.intercept == nil || !t.intercept.wants(t.target) {
+			t.pipe(client, early)
+			return
+		}
+		t.serveTLS(client, exchange)
 	default:
 		t.pipe(client, early)
 	}
@@ -195,10 +203,8 @@ func closeWrite(c net.Conn) {
 // serveHTTP serves the requests inside the tunnel until the client hangs up.
 // They leave through the tunnel's own upstream connection, so that whoever
 // counts on one connection being one peer still may.
-func (t *tunnel) serveHTTP(kind tunnelKind, client *bufio.Reader, exchange http.Handler) {
-	tr := t.transport(kind)
+func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Transport, exchange http.Handler) {
 	defer tr.CloseIdleConnections()
-	conn := &onceConn{Conn: t.client, r: client, closed: make(chan struct{})}
 	srv := &http.Server{
 		Protocols:         new(http.Protocols),
 		ReadHeaderTimeout: time.Minute,
@@ -206,18 +212,32 @@ func (t *tunnel) serveHTTP(kind tunnelKind, client *bufio.Reader, exchange http.
 			return context.WithValue(context.Background(), tunnelKey{}, &inTunnel{t, tr})
 		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			r.URL.Scheme, r.URL.Host = "http", t.target
+			r.URL.Scheme, r.URL.Host = scheme, host
 			exchange.ServeHTTP(w, r)
 		}),
 		ErrorLog: discardLog,
 	}
 	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	t.mu.Lock()
 	t.server = srv
 	t.mu.Unlock()
 	_ = srv.Serve(&onceListener{conn: conn, closed: make(chan struct{})}) // ends when conn is closed, or at once by Shutdown
 	<-conn.closed
+}
+
+// closingConn is a connection to serve, and what tells when it is closed.
+type closingConn struct {
+	net.Conn
+	closed <-chan struct{}
+}
+
+// onceConn returns the client's side, from which some bytes may have been read
+// ahead.
+func (t *tunnel) onceConn(client *bufio.Reader) closingConn {
+	closed := make(chan struct{})
+	return closingConn{&onceConn{Conn: t.client, r: client, target: t.target, closed: closed}, closed}
 }
 
 // tunnelKey is the context key of *inTunnel.
@@ -229,23 +249,28 @@ type inTunnel struct {
 	rt http.RoundTripper
 }
 
-// transport returns a Transport that uses the connection which is open already
-// before it dials others to the same target.
+// transport returns a Transport for what was found in the clear.
 func (t *tunnel) transport(kind tunnelKind) *http.Transport {
-	ready := make(chan net.Conn, 1)
-	ready <- t.upstream
-	tr := newTransport(func(ctx context.Context, network, addr string) (net.Conn, error) {
-		select {
-		case c := <-ready:
-			return c, nil
-		default:
-			return t.dial(ctx, network, addr)
-		}
-	})
+	tr := newTransport(t.reuse())
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(kind == tunnelHTTP1)
 	tr.Protocols.SetUnencryptedHTTP2(kind == tunnelH2C)
 	return tr
+}
+
+// reuse returns a dial function that gives out the connection which is open
+// already before it opens others to the same target.
+func (t *tunnel) reuse() dialFunc {
+	ready := make(chan net.Conn, 1)
+	ready <- t.upstream
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		select {
+		case c := <-ready:
+			return c, nil
+		default:
+			return t.dial(ctx, network, t.target)
+		}
+	}
 }
 
 // onceConn is a connection whose first bytes were looked at already, and which
@@ -253,6 +278,7 @@ func (t *tunnel) transport(kind tunnelKind) *http.Transport {
 type onceConn struct {
 	net.Conn
 	r      *bufio.Reader
+	target string // host:port that the client asked for
 	once   sync.Once
 	closed chan struct{}
 }
@@ -267,7 +293,7 @@ func (c *onceConn) Close() error {
 
 // onceListener accepts one connection and ends with it, or when it is closed.
 type onceListener struct {
-	conn     *onceConn
+	conn     closingConn
 	accepted bool // Accept is called by one goroutine only
 	once     sync.Once
 	closed   chan struct{}
@@ -276,7 +302,7 @@ type onceListener struct {
 func (l *onceListener) Accept() (net.Conn, error) {
 	if !l.accepted {
 		l.accepted = true
-		return l.conn, nil
+		return l.conn.Conn, nil // itself: the server looks for *tls.Conn
 	}
 	select {
 	case <-l.conn.closed:

@@ -46,7 +46,7 @@ func readSecrets(c *config.Config, env lookupEnv) (*secrets, error) {
 }
 
 // proxyOptions is the part of the configuration that takes a restart to change.
-func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
+func (s *sidecar) proxyOptions(c *config.Config, t trust) proxy.Options {
 	quarantine := c.Attribution.Quarantine.Duration
 	if quarantine == 0 {
 		quarantine = -1 // none, where 0 is the default
@@ -57,7 +57,8 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		RunTTL:   c.Runs.TTL.Duration, Quarantine: quarantine,
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels,
 		SingleFlight: c.Attribution.SingleFlight,
-		Registerer:   s.metrics, Logger: s.log,
+		CA:           t.ca, Roots: t.roots,
+		Registerer: s.metrics, Logger: s.log,
 	}
 	if s.tracing != nil {
 		o.Tracer = s.tracing
@@ -74,6 +75,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		RewriteHost:   c.Ingress.Host == config.HostUpstream,
 		Secret:        s.egress, ConnectPorts: c.Egress.ConnectPorts, DenyLinkLocal: c.Egress.DenyLinkLocal,
 		Tylo: hosts(c.Carriers.Tylo), A2AInMessage: hosts(c.Carriers.A2AInMessage), AncestryInMessage: hosts(c.Carriers.AncestryInMessage),
+		Intercept: hosts(c.Egress.Intercept), OriginateTLS: hosts(c.Egress.OriginateTLS),
 		SessionsPerRun: c.Attribution.SessionsPerRun,
 		Sample:         c.Tracing.Sample,
 		InspectedBody:  int64(c.Limits.InspectedBody), InspectedEvent: int(c.Limits.InspectedEvent),

@@ -120,7 +120,11 @@ func (s *sidecar) open(ctx context.Context, c *config.Config) error {
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
 		return err
 	}
-	if s.proxy, err = proxy.New(s.proxyOptions(c), proxyPolicy(c, sec)); err != nil {
+	t, err := newTrust(c, s.env)
+	if err != nil {
+		return err
+	}
+	if s.proxy, err = proxy.New(s.proxyOptions(c, t), proxyPolicy(c, sec)); err != nil {
 		return err
 	}
 	s.api, err = ancestry.NewAPI(ancestry.APIOptions{

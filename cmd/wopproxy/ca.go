@@ -1,0 +1,97 @@
+package main
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/wopproxy/wopproxy/config"
+	"github.com/wopproxy/wopproxy/proxy"
+)
+
+// trust is what interception needs: an authority of our own, and whom the
+// destinations' certificates must lead to.
+type trust struct {
+	ca    *proxy.CA      // nil: nothing is intercepted
+	roots *x509.CertPool // nil: the system's
+}
+
+// newTrust reads the files of the configuration, makes an authority if none is
+// given, and writes the bundle that the host trusts.
+func newTrust(c *config.Config, env lookupEnv) (t trust, err error) {
+	e := c.Egress
+	if e.Roots != "" {
+		if t.roots, err = x509.SystemCertPool(); err != nil {
+			return t, fmt.Errorf("egress.roots: %w", err)
+		}
+		text, err := os.ReadFile(e.Roots)
+		if err != nil {
+			return t, fmt.Errorf("egress.roots: %w", err)
+		}
+		if !t.roots.AppendCertsFromPEM(text) {
+			return t, fmt.Errorf("egress.roots: %s holds no PEM certificate", e.Roots)
+		}
+	}
+	switch {
+	case e.CA.Cert != "":
+		cert, certErr := os.ReadFile(e.CA.Cert)
+		key, keyErr := os.ReadFile(e.CA.Key)
+		if err := errors.Join(certErr, keyErr); err != nil {
+			return t, fmt.Errorf("egress.ca: %w", err)
+		}
+		if t.ca, err = proxy.ParseCA(cert, key); err != nil {
+			return t, fmt.Errorf("egress.ca: %w", err)
+		}
+	case e.CA.Bundle != "":
+		if t.ca, err = proxy.NewCA(c.Host.ID); err != nil {
+			return t, fmt.Errorf("egress.ca: %w", err)
+		}
+	}
+	if e.CA.Bundle == "" {
+		return t, nil
+	}
+	return t, writeBundle(e.CA.Bundle, t.ca.PEM(), env)
+}
+
+// systemRoots is where systems keep their bundle.
+var systemRoots = []string{
+	"/etc/ssl/certs/ca-certificates.crt", // Debian, Ubuntu, Alpine, and our own image
+	"/etc/pki/tls/certs/ca-bundle.crt",   // Fedora, RHEL
+	"/etc/ssl/ca-bundle.pem",             // SUSE
+	"/etc/ssl/cert.pem",                  // macOS, BSD
+}
+
+// writeBundle writes the system's roots and ours, by a rename, so that a host
+// never reads half a file.
+func writeBundle(file string, ours []byte, env lookupEnv) error {
+	var system []byte
+	paths := systemRoots
+	if given, ok := env("SSL_CERT_FILE"); ok && given != file {
+		paths = []string{given}
+	}
+	for _, path := range paths {
+		if text, err := os.ReadFile(path); err == nil {
+			system = text
+			break
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("egress.ca.bundle: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".bundle-")
+	if err != nil {
+		return fmt.Errorf("egress.ca.bundle: %w", err)
+	}
+	defer os.Remove(tmp.Name()) // does nothing after the rename
+	_, err = tmp.Write(append(append(system, '\n'), ours...))
+	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), file)
+	}
+	if err != nil {
+		return fmt.Errorf("egress.ca.bundle: %w", err)
+	}
+	return nil
+}
