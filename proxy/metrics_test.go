@@ -128,7 +128,7 @@ func TestCardinalityIsFlat(t *testing.T) {
 			x.leave(r)
 		}
 		x.prepare(r)
-		x.learn(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"error":{"code":%d,"message":"m"}}`, 1000*i+7))
+		x.learn(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"error":{"code":%d,"message":"m"}}`, 1000*i+7), true)
 		x.end(r)
 	}
 	count := func() (n int) {
