@@ -88,7 +88,11 @@ var (
 func BenchmarkExchange(b *testing.B) {
 	to := benchPeer(b)
 	body := toolCall(1 << 10)
-	for name, header := range map[string]http.Header{"MCP": benchMCP, "plain": benchPlain} {
+	for _, row := range []struct {
+		name   string
+		header http.Header
+	}{{"MCP", benchMCP}, {"plain", benchPlain}} {
+		name, header := row.name, row.header
 		b.Run("direct/"+name, func(b *testing.B) {
 			exchanges(b, direct(b), "http://"+to+"/mcp", body, header)
 		})

@@ -38,7 +38,7 @@ func describeSpan(s tracetest.SpanStub) string {
 	}
 	var lines []string
 	for _, a := range s.Attributes {
-		lines = append(lines, fmt.Sprintf("%s=%s\n", a.Key, a.Value.Emit()))
+		lines = append(lines, fmt.Sprintf("%s=%s\n", a.Key, a.Value.String()))
 	}
 	slices.Sort(lines)
 	b.WriteString(strings.Join(lines, ""))
