@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 )
@@ -189,5 +190,39 @@ func TestTwoHosts(t *testing.T) {
 	kids, _, err := caller.recorder.Children(t.Context(), parent.Run, "", 10)
 	if err != nil || len(kids) != 1 || kids[0].Run != child.Run || kids[0].Evidence != ancestry.EvidenceSingleFlight {
 		t.Errorf("children noted by the caller = %+v, %v, want %s by single-flight", kids, err, child.Run)
+	}
+}
+
+// TestReusedRunID: a host that gives an id a second time, without saying that it
+// repeats an earlier answer, has begun another run. The first one keeps its name
+// and its parent, and the second is not taken for it.
+func TestReusedRunID(t *testing.T) {
+	replay := ""
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if replay != "" {
+			w.Header().Set("OpenWOP-Idempotent-Replay", replay)
+		}
+		w.WriteHeader(http.StatusCreated)
+		io.WriteString(w, `{"runId":"run-1","status":"pending"}`)
+	}))
+	defer host.Close()
+	s := newSidecar(t, "h.example.com", host.URL)
+	create := func(parent string) {
+		post(t, http.DefaultClient, s.ingress.URL+"/v1/runs", `{"workflowId":"w"}`, http.Header{
+			"Run-Ancestry": {`"` + parent + `";host="up.example.com";cause=core.dispatch`},
+		})
+	}
+	create("p-1")
+	create("p-2") // reused
+	replay = "true"
+	create("p-3") // declared
+	for i, want := range []struct{ alias, parent ancestry.RunID }{{"run-1", "p-1"}, {"", "p-2"}, {"run-1", "p-1"}} {
+		if got := s.recorded(t)[i]; got.Alias != want.alias || got.Parent() == nil || got.Parent().Run != want.parent {
+			t.Errorf("run %d = %+v, want alias %q and parent %s", i+1, got, want.alias, want.parent)
+		}
+	}
+	if n := testutil.ToFloat64(s.metrics.ambiguous); n != 1 {
+		t.Errorf("ambiguous runs = %v, want 1", n)
 	}
 }

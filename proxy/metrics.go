@@ -47,6 +47,7 @@ type metrics struct {
 	abstentions *prometheus.CounterVec   // reason
 	conflicts   *prometheus.CounterVec   // direction
 	disputes    prometheus.Counter
+	ambiguous   prometheus.Counter
 	commits     *prometheus.CounterVec // outcome
 	commitWait  prometheus.Histogram
 	limits      *prometheus.CounterVec // limit
@@ -95,6 +96,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels 
 		rpcClient:   operations("rpc_client_call_duration_seconds", "A2A calls sent by the host.", "rpc_system_name", "rpc_method", "error_type", "rpc_response_status_code"),
 		conflicts:   counter("wopproxy_context_conflicts_total", "Contexts that came along with another one and name another trace.", "direction"),
 		disputes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_attribution_conflicts_total", Help: "Outbound messages for which two rungs of the ladder named different runs."}),
+		ambiguous:   prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_ambiguous_runs_total", Help: "Runs that could not take the id their host gave them: it names an earlier run, or a replay of one that was not seen."}),
 		commitWait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "wopproxy_commit_wait_seconds", Help: "Time an answer waited for its link to be durable.",
 			Buckets: []float64{100e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1},
@@ -104,7 +106,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels 
 	gauge := func(name, help string, value func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
-	reg.MustRegister(m.overhead, m.disputes, m.commitWait, m.panics,
+	reg.MustRegister(m.overhead, m.disputes, m.ambiguous, m.commitWait, m.panics,
 		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _ := live(); return n }),
 		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _ := live(); return n }),
 		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { _, _, n := live(); return n }))

@@ -270,8 +270,7 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		if known := x.p.knownID(id); known == x.replay {
 			x.alias(id)
 		} else {
-			x.stays = false
-			x.p.metrics.ancestry.WithLabelValues("ambiguous-run").Inc()
+			x.p.metrics.ambiguous.Inc()
 		}
 	default:
 		if !openwop.Ended(x.head.openwop, data) {
@@ -313,7 +312,7 @@ func (x *exchange) end(r *http.Request) {
 	}
 	switch {
 	case x.dir != ingress || x.run == nil:
-	case x.goesOn && x.failed+len(x.errorCode) > 0:
+	case x.goesOn && (x.failed != 0 || x.errorCode != ""):
 		// What was refused is this turn. Whether the run has ended is another
 		// question, which only a terminal state answers.
 	case x.over():
