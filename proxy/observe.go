@@ -231,6 +231,18 @@ func (x *exchange) alias(id ancestry.RunID) {
 		return
 	}
 	x.run = x.p.runs.Alias(x.run, id)
+	if x.run.First != x.link.Run {
+		// A replay of a run that is live here. If its own records were lost, this
+		// is the last chance to say who began it before the replay's are read.
+		older := ancestry.Link{
+			Run: x.run.First, Alias: id, Chain: x.run.Chain, Reason: reasonNoAncestry,
+			Trace: x.run.Trace, Span: x.run.Span, Operation: x.run.Operation, Time: x.run.Started.UTC(),
+		}
+		if older.Parent() != nil {
+			older.Evidence, older.Reason = ancestry.EvidenceRunAncestry, ""
+		}
+		x.record(older)
+	}
 	// The whole link again: if the first record of it was lost, this one must not
 	// leave the parent open for somebody else.
 	x.link.Alias = id

@@ -291,7 +291,10 @@ func TestSpanEnds(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
 			_ = http.NewResponseController(w).Flush()
-			<-release
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
 		})
 		exporter, tune := traces()
 		s := newSidecar(t, "agent.example.com", "http://"+to, tune)

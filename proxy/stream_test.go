@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // streamRows are requests whose answers may come in pieces: what is ours is
@@ -288,6 +289,8 @@ func TestFullDuplex(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			s := newSidecar(t, "agent.example.com", "http://"+to)
 			pr, pw := io.Pipe()
+			stuck := time.AfterFunc(patience, func() { pr.CloseWithError(errors.New("nobody reads the request")) })
+			defer stuck.Stop()
 			r := request(t, to, nil, "Content-Type", "application/octet-stream")
 			r.Body, r.ContentLength = pr, -1
 			resp, err := way.send(t, s, r)

@@ -255,6 +255,11 @@ func (t *tunnel) transport(kind tunnelKind) *http.Transport {
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(kind == tunnelHTTP1)
 	tr.Protocols.SetUnencryptedHTTP2(kind == tunnelH2C)
+	if kind == tunnelH2C {
+		// Streams that begin at once share the connection, instead of each opening
+		// one while the first is not yet known to speak HTTP/2.
+		tr.MaxConnsPerHost = 1
+	}
 	return tr
 }
 

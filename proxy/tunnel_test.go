@@ -402,7 +402,11 @@ func TestDrainWaitsForExchanges(t *testing.T) {
 			to := peer(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/slow" {
 					close(here)
-					<-release
+					select {
+					case <-release:
+					case <-r.Context().Done():
+						return
+					}
 				}
 				fmt.Fprint(w, "whole")
 			})

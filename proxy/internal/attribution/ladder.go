@@ -113,7 +113,9 @@ func (t *Table) Attribute(c Clues) Verdict {
 	byKey, whyNot := t.byKeyLocked(c.Keys, blind)
 	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceConversation, byKey)
-	if v.Evidence == "" {
+	if v.Evidence == "" && why == "" {
+		// What bears a trace or a conversation that could be another's is not
+		// unmarked, and who is alone here says nothing about it.
 		byFlight, whyNot := t.onlyLocked(now, blind)
 		why = cmp.Or(why, whyNot)
 		consider(ancestry.EvidenceSingleFlight, byFlight)
