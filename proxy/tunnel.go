@@ -35,6 +35,7 @@ type tunnel struct {
 
 	mu     sync.Mutex
 	quiet  bool         // nobody has spoken yet
+	ending bool         // a drain wants it to end
 	cut    bool         // closed
 	server *http.Server // once the tunnel is known to carry HTTP
 }
@@ -105,6 +106,7 @@ func (s *tunnels) drain(ctx context.Context) error {
 // in which nobody has spoken is closed.
 func (t *tunnel) finish(ctx context.Context) {
 	t.mu.Lock()
+	t.ending = true
 	srv, quiet := t.server, t.quiet
 	t.mu.Unlock()
 	switch {
@@ -147,7 +149,11 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	client := bufio.NewReader(t.client)
 	t.mu.Lock()
 	t.quiet = true
+	ending := t.ending
 	t.mu.Unlock()
+	if ending {
+		return // the drain has met it before it was quiet
+	}
 	kind, early, err := sniff(client, t.client, t.upstream)
 	if err != nil {
 		return
@@ -222,9 +228,15 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	t.mu.Lock()
 	t.server = srv
+	if t.ending {
+		srv.SetKeepAlivesEnabled(false) // the request that is there already, and no other
+	}
 	t.mu.Unlock()
-	_ = srv.Serve(&onceListener{conn: conn, closed: make(chan struct{})}) // ends when conn is closed, or at once by Shutdown
-	<-conn.closed
+	ln := &onceListener{conn: conn, closed: make(chan struct{})}
+	_ = srv.Serve(ln) // ends when conn is closed, or at once by Shutdown
+	if ln.accepted {
+		<-conn.closed
+	}
 }
 
 // closingConn is a connection to serve, and what tells when it is closed.

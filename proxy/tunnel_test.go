@@ -503,11 +503,54 @@ func TestDrainMeetsTunnelThatOpens(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
 	if tun.attach(&tun.client, far) {
-		t.Error("attach = true after the cut")
+		t.Fatal("attach = true after the cut")
 	}
 	if _, err := near.Read(make([]byte, 1)); err == nil {
 		t.Error("the side that came too late is open")
 	}
+}
+
+// A tunnel that opens while a drain has begun already ends like those that were
+// open before it: at once if nobody has spoken, else with the request that is
+// there.
+func TestDrainMeetsTunnelThatIsNew(t *testing.T) {
+	to := peer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "whole") })
+	late := func(t *testing.T, say string) (*rawConn, <-chan struct{}) {
+		near, client := net.Pipe()
+		upstream, err := net.Dial("tcp", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newSidecar(t, "agent.example.com", "http://"+to)
+		tun := &tunnel{set: &s.tunnels, target: to, client: client, upstream: upstream, dial: s.dialOut}
+		s.tunnels.add(tun)
+		if say == "" {
+			tun.finish(t.Context())
+		} else {
+			go func() { _, _ = io.WriteString(near, say) }() // ends when it is read
+		}
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			tun.serve(s.Egress(), func(tunnelKind) { tun.finish(t.Context()) })
+		}()
+		return &rawConn{near, bufio.NewReader(near), t}, over
+	}
+	t.Run("quiet", func(t *testing.T) {
+		c, over := late(t, "")
+		receive(t, over, "the tunnel to end")
+		if _, err := c.ReadByte(); err == nil {
+			t.Error("the tunnel is open")
+		}
+	})
+	t.Run("with a request", func(t *testing.T) {
+		c, over := late(t, "GET / HTTP/1.1\r\nHost: "+to+"\r\n\r\n")
+		resp := c.answer(http.MethodGet)
+		if b, err := io.ReadAll(resp.Body); string(b) != "whole" || err != nil || !resp.Close {
+			t.Errorf("answer = %q, %v, Connection: close is %v, want all of it and the last of its tunnel", b, err, resp.Close)
+		}
+		receive(t, over, "the tunnel to end")
+	})
 }
 
 // A real client of TLS inside a tunnel may take its time before it speaks.
