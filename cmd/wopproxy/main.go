@@ -59,15 +59,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if i < 0 {
 		return usage(name, stdout, stderr)
 	}
-	switch err := commands[i].run(ctx, args, stdout, stderr); {
+	return exitCode(commands[i].run(ctx, args, stdout, stderr), name, stderr)
+}
+
+// exitCode says what went wrong, unless that is said already, and returns the
+// code to exit with.
+func exitCode(err error, name string, stderr io.Writer) int {
+	var exit exitError
+	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.Is(err, errUsage):
 		return 2
-	default:
-		fmt.Fprintf(stderr, "wopproxy %s: %v\n", name, err)
-		return 1
+	case !errors.As(err, &exit):
+		exit = exitError{1, err}
 	}
+	if exit.err != nil {
+		fmt.Fprintf(stderr, "wopproxy %s: %v\n", name, err)
+	}
+	return exit.code
 }
 
 // usage lists the commands: on stdout for who asked, on stderr for who erred.
@@ -118,4 +128,21 @@ func parse(f *flag.FlagSet, args []string, operands int) ([]string, error) {
 		return nil, errUsage
 	}
 	return found, nil
+}
+
+// parseCommand reads flags up to the first operand or "--", and returns what
+// follows: a COMMAND and its arguments, whose own flags are left alone. It
+// explains what is wrong, and then returns errUsage.
+func parseCommand(f *flag.FlagSet, args []string) ([]string, error) {
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil, err
+	} else if err != nil {
+		return nil, errUsage
+	}
+	if f.NArg() == 0 || f.Arg(0) == "" {
+		fmt.Fprintf(f.Output(), "wopproxy %s: no COMMAND given, write it behind --\n", f.Name())
+		f.Usage()
+		return nil, errUsage
+	}
+	return f.Args(), nil
 }
