@@ -2,6 +2,9 @@ module github.com/wopproxy/wopproxy
 
 go 1.26.0
 
+// npm packages may hold Go files; they are nobody's packages here.
+ignore ./test/e2e/node/node_modules
+
 require (
 	github.com/a2aproject/a2a-go/v2 v2.4.0
 	github.com/dunglas/httpsfv v1.1.2

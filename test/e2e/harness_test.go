@@ -368,7 +368,7 @@ func (s *sidecar) sawCalls(t testing.TB, want float64, direction, protocol strin
 	s.awaitMetric(t, want, "wopproxy_exchanges_total", `direction="`+direction+`"`, `protocol="`+protocol+`"`)
 }
 
-// process is the program, running with some arguments.
+// process is the program, running with some arguments, or a peer of it.
 type process struct {
 	cmd    *exec.Cmd
 	stdout *bytes.Buffer // read it once the process has ended
@@ -376,13 +376,19 @@ type process struct {
 	done   chan struct{} // closed when it has ended
 }
 
-// run starts the program. It is killed when t ends, if it has not ended by
-// then. If t fails, its stderr is shown.
+// run starts the program, as spawn does.
 func run(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(program, args...), stdout: new(bytes.Buffer), stderr: newLogBook(), done: make(chan struct{})}
 	// Built to find races, a program would sleep for a second before it exits.
-	p.cmd.Env = slices.Concat([]string{"GORACE=atexit_sleep_ms=0"}, cleanEnv(), env)
+	return spawn(t, slices.Concat([]string{"GORACE=atexit_sleep_ms=0"}, cleanEnv(), env), program, args...)
+}
+
+// spawn starts a program in an environment. It is killed when t ends, if it has
+// not ended by then. If t fails, its stderr is shown.
+func spawn(t testing.TB, env []string, path string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(path, args...), stdout: new(bytes.Buffer), stderr: newLogBook(), done: make(chan struct{})}
+	p.cmd.Env = env
 	p.cmd.Stdout, p.cmd.Stderr = p.stdout, p.stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -397,7 +403,7 @@ func run(t testing.TB, env []string, args ...string) *process {
 			<-p.done
 		}
 		if t.Failed() {
-			t.Logf("stderr of wopproxy %s:\n%s", strings.Join(args, " "), p.stderr)
+			t.Logf("stderr of %s %s:\n%s", filepath.Base(path), strings.Join(args, " "), p.stderr)
 		}
 	})
 	return p
@@ -446,7 +452,7 @@ func (p *process) wait(t testing.TB) int {
 	case <-p.done:
 		return p.cmd.ProcessState.ExitCode()
 	case <-time.After(patience):
-		t.Fatalf("wopproxy is still running after %v", patience)
+		t.Fatalf("%s is still running after %v", filepath.Base(p.cmd.Path), patience)
 		return 0
 	}
 }
@@ -472,9 +478,9 @@ func (p *process) awaitLogAfter(t testing.TB, skip int, msg string) map[string]a
 			if found, _ := p.stderr.find(msg); len(found) > skip {
 				return found[skip]
 			}
-			t.Fatalf("wopproxy ended without logging %q", msg)
+			t.Fatalf("%s ended without logging %q", filepath.Base(p.cmd.Path), msg)
 		case <-timeout:
-			t.Fatalf("wopproxy did not log %q within %v", msg, patience)
+			t.Fatalf("%s did not log %q within %v", filepath.Base(p.cmd.Path), msg, patience)
 		}
 	}
 }
