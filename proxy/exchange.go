@@ -113,6 +113,12 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 			p.metrics.limit(limitSlowBody)
 		}
 	}
+	x.recognise()
+	return x
+}
+
+// recognise starts the clock and tells what the body is.
+func (x *exchange) recognise() {
 	x.began = time.Now()
 	if x.body != nil {
 		x.guard(func() { x.msg = wire.Read(x.body, x.head.hints) })
@@ -120,7 +126,6 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	if x.msg.Protocol == wire.None && x.body == nil {
 		x.msg.Protocol = x.head.hints.Protocol
 	}
-	return x
 }
 
 // guard runs code that reads or edits what a peer has sent. A fault in it is
@@ -198,27 +203,32 @@ func (x *exchange) stamp(r *http.Request) {
 		return
 	}
 	x.writeHeaders(r)
-	if x.msg.Protocol == wire.None || x.body == nil {
-		x.p.metrics.stamped(x.dir, x.protocol(), "header")
-		return
-	}
-	refusal := cmp.Or(x.head.refusal, x.msg.Refusal)
-	if refusal == "" {
-		x.guard(func() { body, refusal = x.msg.Stamp(x.edit(r)) })
-		if body == nil {
-			body = x.body // a fault of ours
+	carrier := "header"
+	if x.msg.Protocol != wire.None && x.body != nil {
+		var edited bool
+		body, edited = x.splice(x.edit(r))
+		// An A2A message may have no slot, and be given none.
+		if edited && (x.msg.Protocol != wire.A2A || x.msg.Traceparent != "" || !bytes.Equal(body, x.body)) {
+			carrier = "both"
 		}
+	}
+	x.p.metrics.stamped(x.dir, x.protocol(), carrier)
+}
+
+// splice returns the body with e in it. If something speaks against that, which
+// is counted, it returns the body as it is, and false.
+func (x *exchange) splice(e wire.Edit) (body []byte, edited bool) {
+	body, refusal := x.body, cmp.Or(x.head.refusal, x.msg.Refusal)
+	if refusal == "" {
+		x.guard(func() {
+			body, refusal = x.msg.Stamp(e)
+			edited = refusal == ""
+		})
 	}
 	if refusal != "" {
 		x.p.metrics.refused(x.dir, refusal)
-		x.p.metrics.stamped(x.dir, x.protocol(), "header")
-		return
 	}
-	carrier := "both"
-	if x.msg.Protocol == wire.A2A && x.msg.Traceparent == "" && bytes.Equal(body, x.body) {
-		carrier = "header" // the message has no slot and was given none
-	}
-	x.p.metrics.stamped(x.dir, x.protocol(), carrier)
+	return body, edited
 }
 
 // unnamed is the body of a call that goes out without context. An ancestry in

@@ -96,7 +96,7 @@ func (d *doc) answer(p Protocol) (Answer, bool) {
 	if a.Kind == Unknown || d.twice&guardEnvelope != 0 {
 		return Answer{}, false
 	}
-	a.ID = d.canonicalID()
+	a.ID = d.canonicalID(atID)
 	if a.Kind != Response {
 		a.Method = d.text(atMethod, maxName)
 	}

@@ -1,5 +1,7 @@
 package wire
 
+import "cmp"
+
 // readMCP reads params of a request or notification of MCP.
 func (m *Message) readMCP() {
 	d := &m.doc
@@ -8,7 +10,15 @@ func (m *Message) readMCP() {
 		m.ProtocolVersion = d.text(atInitVersion, maxID)
 	}
 	m.RequestState = d.bytes(atRequestState)
-	m.TaskID = d.text(atTaskID, maxID)
+	m.TaskID = cmp.Or(d.text(atTaskID, maxID), d.text(atRelatedTask, maxID))
+	switch {
+	case m.Kind == Request:
+		m.ProgressToken = d.canonicalID(atMetaProgress)
+	case m.Method == "notifications/progress":
+		m.ProgressToken = d.canonicalID(atProgress)
+	case m.Method == "notifications/cancelled":
+		m.Cancelled = d.canonicalID(atCancelled)
+	}
 	m.Traceparent = d.text(atMetaTraceparent, maxCarrier)
 	m.Tracestate = d.text(atMetaTracestate, maxCarrier)
 	m.Baggage = d.text(atMetaBaggage, maxCarrier)

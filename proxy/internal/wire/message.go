@@ -66,6 +66,8 @@ type Message struct {
 	ProtocolVersion string // MCP: of the request, or asked for by initialize
 	RequestState    []byte // MCP: of the retry that answers a server's question, see Answer.RequestState
 	TaskID          string // MCP or A2A: the task this is about
+	ProgressToken   string // MCP: of a request, or of the request whose progress is told, in the form of ID
+	Cancelled       string // MCP: the request that is cancelled, in the form of ID
 	ContextID       string // A2A: of the message
 	MessageID       string // A2A: of the message
 	WebhookURL      string // A2A: where push notifications shall go
@@ -156,7 +158,7 @@ func (m *Message) envelope(h Hints) method {
 	if m.Method = x.name; m.Method == "" {
 		m.Method = d.text(atMethod, maxName)
 	}
-	m.ID = d.canonicalID()
+	m.ID = d.canonicalID(atID)
 	if m.Protocol == MCP && x.target != 0 {
 		m.Target = d.text(x.target, maxName)
 	}
@@ -250,12 +252,12 @@ func (d *doc) kind() Kind {
 	return Notification
 }
 
-// canonicalID returns the id of a message as JSON text, so that "1" and 1
+// canonicalID returns the id in s as JSON text, so that "1" and 1
 // differ while 1, 1.0 and 1e0 do not: some servers answer with another spelling
 // of the number. It is empty if there is no id, if it is neither string nor
 // number, or if it exceeds its bound.
-func (d *doc) canonicalID() string {
-	raw := d.raw(atID)
+func (d *doc) canonicalID(s slot) string {
+	raw := d.raw(s)
 	switch {
 	case len(raw) == 0 || len(raw) > maxID:
 		return ""

@@ -339,3 +339,33 @@ func BenchmarkContext(b *testing.B) {
 		_ = c.Traceparent()
 	}
 }
+
+// TestRelations: what one message says of another request, by which its run may
+// be found. A token of the sender's own request is not one of the other side's.
+func TestRelations(t *testing.T) {
+	tests := []struct {
+		method, params              string
+		progress, cancelled, taskID string
+	}{
+		{`"id":1,"method":"tools/call"`, `"_meta":{"progressToken":"t"},"progressToken":"no"`, `"t"`, "", ""},
+		{`"id":1,"method":"tools/call"`, `"_meta":{"progressToken":0}`, `0`, "", ""},
+		{`"id":1,"method":"tools/call"`, `"_meta":{"progressToken":7.0}`, `7`, "", ""},
+		{`"id":1,"method":"tools/call"`, `"_meta":{"progressToken":{}}`, "", "", ""},
+		{`"id":1,"method":"tools/call"`, `"_meta":{"progressToken":1,"progressToken":2}`, "", "", ""},
+		{`"method":"notifications/progress"`, `"_meta":{"progressToken":"no"},"progressToken":7,"progress":1`, `7`, "", ""},
+		{`"method":"notifications/progress"`, `"progress":1`, "", "", ""},
+		{`"method":"notifications/message"`, `"progressToken":7`, "", "", ""},
+		{`"method":"notifications/cancelled"`, `"requestId":"a","reason":"r"`, "", `"a"`, ""},
+		{`"method":"notifications/cancelled"`, `"requestId":12`, "", `12`, ""},
+		{`"id":2,"method":"notifications/cancelled"`, `"requestId":12`, "", "", ""},
+		{`"id":2,"method":"elicitation/create"`, `"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"x"}}`, "", "", "x"},
+		{`"id":2,"method":"tasks/get"`, `"taskId":"y","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"x"}}`, "", "", "y"},
+	}
+	for _, tt := range tests {
+		body := `{"jsonrpc":"2.0",` + tt.method + `,"params":{` + tt.params + `}}`
+		m := Read([]byte(body), Hints{Protocol: MCP})
+		if m.ProgressToken != tt.progress || m.Cancelled != tt.cancelled || m.TaskID != tt.taskID {
+			t.Errorf("%s: progress %q, cancelled %q, task %q; want %q, %q, %q", body, m.ProgressToken, m.Cancelled, m.TaskID, tt.progress, tt.cancelled, tt.taskID)
+		}
+	}
+}

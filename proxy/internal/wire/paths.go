@@ -21,6 +21,11 @@ const (
 	atMetaBaggage
 	atMetaAncestry
 	atMetaVersion
+	atMetaProgress
+	atMetaRelated
+	atRelatedTask
+	atProgress
+	atCancelled
 	atName
 	atURI
 	atTaskID
@@ -96,7 +101,11 @@ var paramsNode = &node{atParams, guardEnvelope, []edge{
 		on("tracestate", atMetaTracestate, guardMCP),
 		on("baggage", atMetaBaggage, guardMCP),
 		on(ancestryKey, atMetaAncestry, guardMCP),
-		on("io.modelcontextprotocol/protocolVersion", atMetaVersion, 0)),
+		on("io.modelcontextprotocol/protocolVersion", atMetaVersion, 0),
+		on("progressToken", atMetaProgress, 0),
+		on("io.modelcontextprotocol/related-task", atMetaRelated, 0, on("taskId", atRelatedTask, 0))),
+	on("progressToken", atProgress, 0),
+	on("requestId", atCancelled, 0),
 	on("name", atName, 0),
 	on("uri", atURI, 0),
 	on("taskId", atTaskID, 0),
