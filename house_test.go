@@ -33,7 +33,7 @@ var rooms = map[string][]string{
 	},
 	"ancestry/ancestrytest": {"ancestry", "github.com/google/go-cmp"},
 	"ancestry/boltstore":    {"ancestry", "go.etcd.io/bbolt"},
-	"carry": {},
+	"carry":                 {},
 	"cmd/wopproxy": {
 		"ancestry", "ancestry/boltstore", "config", "proxy",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",

@@ -217,6 +217,129 @@ function install() {
     });
   }
 
+  // --- out: HTTP/2
+
+  // gRPC queues calls until a connection is up, and then starts them all in the
+  // context of one: below it is served at a better place, or not at all.
+  const isGrpc = (headers) => /^application\/grpc/.test(headers['content-type']);
+
+  replace(http2, 'connect', (connect) => function (...args) {
+    const session = connect.apply(this, args);
+    guarded(() => replace(session, 'request', (request) => function (headers, ...rest) {
+      const context = current.getStore();
+      const headed = context && headers && !Array.isArray(headers) && guarded(() => {
+        if (isGrpc(headers) || headers[':method'] === 'CONNECT' || otherwise()) return undefined;
+        const own = (name) => headers[Object.keys(headers).find((key) => key.toLowerCase() === name)];
+        return { ...headers, ...Object.fromEntries(addition(context, own, false, false)) };
+      });
+      return request.call(this, headed || headers, ...rest);
+    }));
+    return session;
+  });
+
+  // --- out: fetch and undici
+
+  // flat returns headers, which undici takes in many forms, as name, value, ...
+  function flat(headers) {
+    if (!headers) return [];
+    if (Array.isArray(headers)) return headers;
+    return (typeof headers[Symbol.iterator] === 'function' ? [...headers] : Object.entries(headers)).flat();
+  }
+
+  // dispatched returns the options of a request with the headers added.
+  function dispatched(dispatcher, options, context) {
+    if (options.method === 'CONNECT' || otherwise()) return options;
+    const headers = flat(options.headers);
+    const own = (name) => headers[headers.findIndex((key, i) => i % 2 === 0 && String(key).toLowerCase() === name) + 1 || -1];
+    let via = false;
+    let clear = false;
+    if (options.origin) {
+      const { protocol, hostname, port } = new URL(options.origin);
+      const scheme = protocol.slice(0, -1);
+      if (address(options.origin) === egress) {
+        via = true;
+        clear = options.path.startsWith('/_run/http:/');
+      } else {
+        const kind = dispatcher.constructor.name;
+        const settings = Object.getOwnPropertySymbols(dispatcher).find((s) => s.description === 'proxy agent options');
+        via = kind === 'EnvHttpProxyAgent' ? byEnvironment(scheme, hostname, port)
+          : kind === 'ProxyAgent' && egress !== undefined && address(dispatcher[settings].uri) === egress;
+        clear = via && scheme === 'http';
+      }
+    }
+    const add = addition(context, own, via, clear);
+    return add.length === 0 ? options : { ...options, headers: [...headers, ...add.flat()] };
+  }
+
+  // watch takes over a dispatcher's class. A pool starts a request that waits in
+  // the context of the one that made room, and a connection lives in that of the
+  // request that opened it. So headers are added in the outermost dispatch, which
+  // the caller calls, and what lies below runs without context.
+  const watched = new WeakSet();
+  function watch(dispatcher) {
+    for (let at = dispatcher; at; at = Object.getPrototypeOf(at)) {
+      if (!Object.hasOwn(at, 'dispatch')) continue;
+      if (watched.has(at)) return;
+      watched.add(at);
+      replace(at, 'dispatch', (dispatch) => function (options, ...rest) {
+        const context = current.getStore();
+        if (!context) return dispatch.call(this, options, ...rest);
+        const headed = guarded(() => dispatched(this, options, context)) || options;
+        return current.run(undefined, () => dispatch.call(this, headed, ...rest));
+      });
+      return;
+    }
+  }
+
+  const dispatchers = ['undici.globalDispatcher.1', 'undici.globalDispatcher.2'].map(Symbol.for);
+  replace(globalThis, 'fetch', (fetch) => function (...args) {
+    guarded(() => {
+      void globalThis.Response; // loads the built-in undici, which is not there before
+      for (const key of dispatchers) watch(globalThis[key]);
+      watch(args[1] && args[1].dispatcher);
+    });
+    return fetch.apply(this, args);
+  });
+
+  // --- out: packages, as they are loaded
+
+  function onUndici(undici) {
+    for (const name of ['Agent', 'ProxyAgent', 'EnvHttpProxyAgent', 'RetryAgent']) watch(undici[name] && undici[name].prototype);
+  }
+
+  function onGrpc({ Channel }) {
+    if (watched.has(Channel)) return;
+    watched.add(Channel);
+    replace(Channel.prototype, 'createCall', (createCall) => function (...args) {
+      const call = createCall.apply(this, args);
+      const context = current.getStore();
+      if (!context || otherwise()) return call;
+      const via = guarded(() => {
+        const [, host, port] = /([^/:]+|\[[^/]+\]):(\d+)$/.exec(this.getTarget());
+        return egress === `${host}:${port}` || (!env.grpc_proxy && !env.no_grpc_proxy && byEnvironment('https', host, port));
+      });
+      guarded(() => replace(call, 'start', (start) => function (metadata, ...rest) {
+        const headed = guarded(() => {
+          const copy = metadata.clone(); // the application may use its own again
+          for (const [name, value] of addition(context, (key) => metadata.get(key)[0], via, false)) copy.set(name, value);
+          return copy;
+        });
+        return start.call(this, headed || metadata, ...rest);
+      }));
+      return call;
+    });
+  }
+
+  const packages = [
+    [/(^|[\\/]node_modules[\\/])undici([\\/]index\.js)?$/, onUndici],
+    [/(^|[\\/]node_modules[\\/])@grpc[\\/]grpc-js([\\/]build[\\/]src[\\/]index\.js)?$/, onGrpc],
+  ];
+  replace(Module, '_load', (load) => function (request, ...rest) {
+    const loaded = load.call(this, request, ...rest);
+    for (const [name, take] of packages) if (name.test(request)) guarded(() => take(loaded));
+    return loaded;
+  });
+
   Module.syncBuiltinESMExports();
 }
 
