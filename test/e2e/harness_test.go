@@ -457,6 +457,15 @@ func (p *process) wait(t testing.TB) int {
 	}
 }
 
+// success waits until the process has ended, and says why it has failed.
+func (p *process) success(t testing.TB) error {
+	t.Helper()
+	if code := p.wait(t); code != 0 {
+		return fmt.Errorf("%s: exit code %d: %s", strings.Join(p.cmd.Args, " "), code, p.stderr)
+	}
+	return nil
+}
+
 // awaitLog waits for a log line with the message and returns its attributes.
 func (p *process) awaitLog(t testing.TB, msg string) map[string]any {
 	t.Helper()

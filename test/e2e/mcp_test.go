@@ -66,29 +66,36 @@ func TestMCP(t *testing.T) {
 				if t.Failed() {
 					return
 				}
-				calls, wire := tools.seen()
-				checkWire(t, wire, trace)
-				runs := checkCalls(t, revision, calls, trace)
-				// The call of a tool that does not exist is a run without a handler.
-				want := len(runs) + 1
-				links := tools.trace(t, trace)
-				if len(links) != want {
-					t.Errorf("runs of trace %s on the server = %d, want %d: %+v", trace, len(links), want, links)
-				}
-				for _, l := range links {
-					checkChild(t, a, tools, run, l)
-				}
-				checkChildren(t, a, tools, run, w.evidence, links)
-				// What proxies count shows that the calls came their way.
-				a.sawCalls(t, float64(len(wire)), "egress", "mcp")
-				tools.sawCalls(t, float64(len(wire)), "ingress", "mcp")
+				checkUse(t, a, tools, run, trace, w.evidence)
 				if w.name == "tunnel" && a.metric(t, "wopproxy_tunnels_total", `kind="http1"`) == 0 {
 					t.Error(`wopproxy_tunnels_total{kind="http1"} = 0, want the tunnels of the client`)
 				}
-				eventually(t, "no run is live any more", func() bool { return len(a.live(t)) == 0 && len(tools.live(t)) == 0 })
 			})
 		}
 	}
+}
+
+// checkUse looks at what a run has left that has used all of a server, on the
+// wire and on both hosts.
+func checkUse(t *testing.T, a *agent, tools *toolServer, run, trace, evidence string) {
+	t.Helper()
+	calls, wire := tools.seen()
+	checkWire(t, wire, trace)
+	runs := checkCalls(t, tools.revision, calls, trace)
+	// The call of a tool that does not exist is a run without a handler.
+	want := len(runs) + 1
+	links := tools.trace(t, trace)
+	if len(links) != want {
+		t.Errorf("runs of trace %s on the server = %d, want %d: %+v", trace, len(links), want, links)
+	}
+	for _, l := range links {
+		checkChild(t, a, tools, run, l)
+	}
+	checkChildren(t, a, tools, run, evidence, links)
+	// What proxies count shows that the calls came their way.
+	a.sawCalls(t, float64(len(wire)), "egress", "mcp")
+	tools.sawCalls(t, float64(len(wire)), "ingress", "mcp")
+	eventually(t, "no run is live any more", func() bool { return len(a.live(t)) == 0 && len(tools.live(t)) == 0 })
 }
 
 // useAll uses all that the server has to offer.
@@ -104,8 +111,7 @@ func useAll(ctx context.Context, s *toolServer, c *http.Client, endpoint string)
 	if err != nil || len(list.Tools) != 6 {
 		return fmt.Errorf("tools/list = %+v, %w, want 6 tools", list, err)
 	}
-	// A number that floating point cannot hold: what a splice leaves alone.
-	if err := callTool(ctx, cs, "echo", map[string]any{"n": 9007199254740993}, `{"n":9007199254740993}`, false); err != nil {
+	if err := callTool(ctx, cs, "echo", map[string]any{"n": s.number}, fmt.Sprintf(`{"n":%d}`, s.number), false); err != nil {
 		return err
 	}
 	if err := callTool(ctx, cs, "stream", nil, "streamed", false); err != nil {

@@ -31,6 +31,7 @@ type toolServer struct {
 	*sidecar
 	revision string
 	own      string // base URL of the server itself
+	number   int64  // the tool that echoes is told; as large as the server can hold
 
 	// progressed takes a token for each progress event that has reached the
 	// client. The tool that streams waits for one after each event, so an event
@@ -45,6 +46,9 @@ type toolServer struct {
 	mu    sync.Mutex
 	calls []call
 	wire  []wireRequest
+
+	// node is the server, where that is a process of its own.
+	node *process
 }
 
 // call is what a handler of the server was given.
@@ -72,7 +76,8 @@ type wireRequest struct {
 func newToolServer(t testing.TB, hostID, revision string, overrides ...settings) *toolServer {
 	t.Helper()
 	s := &toolServer{
-		revision: revision, progressed: make(chan struct{}, 16),
+		// A number that floating point cannot hold: what a splice leaves alone.
+		revision: revision, number: 9007199254740993, progressed: make(chan struct{}, 16),
 		entered: make(chan struct{}, 1), left: make(chan error, 1), release: make(chan struct{}),
 	}
 	srv := s.sdkServer()
@@ -231,6 +236,9 @@ func (f failing) Read([]byte) (int, error) {
 
 // seen returns what has reached the handlers so far, and what the server.
 func (s *toolServer) seen() ([]call, []wireRequest) {
+	if s.node != nil {
+		return nodeCalls(s.node), nodeRequests(s.node)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]call(nil), s.calls...), append([]wireRequest(nil), s.wire...)
