@@ -24,7 +24,7 @@ import (
 
 // patience bounds every wait for a process or a socket. It is never waited out
 // by a test that passes.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // program is the path of the program under test.
 var program string
