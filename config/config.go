@@ -284,7 +284,24 @@ type Attribution struct {
 	// so that a session names the run it was first used in. Default false: a
 	// session that two runs share would name the wrong one.
 	SessionsPerRun bool `yaml:"sessionsPerRun"`
+	// WebhookContext is what an A2A webhook that arrives without trace context
+	// has to do with the request that asked for it: its trace links to that
+	// request's (link), or goes on with it (parent). Default link. It belongs to
+	// the run that asked either way.
+	WebhookContext WebhookContext `yaml:"webhookContext" enum:"link|parent"`
+	// WebhookTTL is how long after its last use a webhook is known again. Default
+	// 24h; 1m to 720h. A later one is a plain request. A change needs a restart.
+	WebhookTTL Duration `yaml:"webhookTTL" min:"1m" max:"720h" restart:"yes"`
 }
+
+// WebhookContext says how a webhook follows the request that asked for it.
+type WebhookContext string
+
+// The values of attribution.webhookContext.
+const (
+	WebhookLink   WebhookContext = "link"
+	WebhookParent WebhookContext = "parent"
+)
 
 // Trust says whose context is adopted and who receives ours.
 type Trust struct {
@@ -422,6 +439,10 @@ type Limits struct {
 	// ones are no evidence. Default 100000; 1 to 10000000. A change needs a
 	// restart.
 	Bindings int `yaml:"bindings" min:"1" max:"10000000" restart:"yes"`
+	// Webhooks is how many requests for A2A webhooks are remembered; webhooks of
+	// further ones are plain requests. Default 100000; 1 to 10000000. A change
+	// needs a restart.
+	Webhooks int `yaml:"webhooks" min:"1" max:"10000000" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.

@@ -23,7 +23,10 @@ func Default() *Config {
 			MCPMethods: []string{"tools/call", "resources/read", "prompts/get"},
 			TTL:        Duration{time.Hour},
 		},
-		Attribution: Attribution{SingleFlight: true, Quarantine: Duration{time.Second}},
+		Attribution: Attribution{
+			SingleFlight: true, Quarantine: Duration{time.Second},
+			WebhookContext: WebhookLink, WebhookTTL: Duration{24 * time.Hour},
+		},
 		Trust: Trust{
 			Ingress: TrustIngress{Mode: TrustAll},
 			Egress:  TrustEgress{Mode: TrustAll},
@@ -41,6 +44,7 @@ func Default() *Config {
 			InspectedEvent: 1 << 20,
 			LiveRuns:       100_000,
 			Bindings:       100_000,
+			Webhooks:       100_000,
 			Queue:          8192,
 			Tunnels:        10_000,
 		},

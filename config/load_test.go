@@ -165,9 +165,12 @@ func TestEveryKey(t *testing.T) {
 			CommitTimeout: config.Duration{Duration: 250 * time.Millisecond},
 			Auth:          config.Auth{Mode: config.AuthBearer, Bearer: config.Secret{File: "/run/secrets/ancestry"}},
 		},
-		Headers:     config.Headers{RunAncestry: "X-Ancestry", RunID: "X-Run"},
-		Runs:        config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
-		Attribution: config.Attribution{Quarantine: config.Duration{Duration: 2 * time.Second}, SessionsPerRun: true},
+		Headers: config.Headers{RunAncestry: "X-Ancestry", RunID: "X-Run"},
+		Runs:    config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
+		Attribution: config.Attribution{
+			Quarantine: config.Duration{Duration: 2 * time.Second}, SessionsPerRun: true,
+			WebhookContext: config.WebhookParent, WebhookTTL: config.Duration{Duration: 2 * time.Hour},
+		},
 		Trust: config.Trust{
 			Ingress: config.TrustIngress{Mode: config.TrustListed, CIDRs: config.CIDRs{
 				{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, {Prefix: netip.MustParsePrefix("fd00::/8")},
@@ -191,7 +194,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, LiveRuns: 10, Bindings: 20, Queue: 30, Tunnels: 40,
+			Header: 32 << 10, InspectedEvent: 64 << 10, LiveRuns: 10, Bindings: 20, Webhooks: 5, Queue: 30, Tunnels: 40,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},
@@ -297,9 +300,9 @@ func TestRestartKeys(t *testing.T) {
 	want := []string{
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
-		"attribution.singleFlight", "attribution.quarantine",
+		"attribution.singleFlight", "attribution.quarantine", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",
-		"limits.header", "limits.liveRuns", "limits.bindings", "limits.queue", "limits.tunnels",
+		"limits.header", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.queue", "limits.tunnels",
 	}
 	if diff := cmp.Diff(want, config.RestartKeys(old, every)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

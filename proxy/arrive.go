@@ -29,6 +29,9 @@ const (
 // read decides what a request to the host is, before anything is done with it.
 func (x *exchange) read(r *http.Request) {
 	x.trusted = x.policy.trusts(r.RemoteAddr)
+	if x.post, _ = x.findPost(r, arriving(r.URL)); x.post != nil {
+		return // of a run that there is
+	}
 	if x.starts = x.startsRun(r); x.starts {
 		x.chain, x.reason = x.callersAncestry(r)
 	}
@@ -44,23 +47,31 @@ func (x *exchange) arrive(r *http.Request) {
 	if !x.trusted {
 		delete(r.Header, x.policy.AncestryHeader)
 	}
-	if !x.starts && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
+	if !x.starts && x.post == nil && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
 		x.noteOther(r)
 		disown(r.Header)
 		return // else it carries what it carries
 	}
 	x.adopt(r)
-	if x.starts {
+	switch {
+	case x.post != nil:
+		x.joinRequest()
+	case x.starts:
 		x.continueRun(r)
 	}
 	x.openSpan(trace.SpanKindServer, r)
 	switch {
+	case x.post != nil:
+		x.visit(r)
 	case x.run != nil:
 		x.rejoin()
 	case x.starts:
 		x.startRun(r)
 	default:
 		x.noteOther(r)
+	}
+	if x.msg.WebhookURL != "" {
+		x.expectToLeave(r)
 	}
 	if x.run == nil {
 		x.context.State = x.context.State.Without(stateKey)
@@ -126,7 +137,7 @@ func (x *exchange) sends() bool {
 	case "message/send", "message/stream", "SendMessage", "SendStreamingMessage":
 		return true
 	}
-	return x.head.hints.REST
+	return x.head.hints.REST && x.head.task == ""
 }
 
 // noteOther keeps single-flight honest: while a request is in flight that is no
@@ -300,11 +311,14 @@ func (x *exchange) bindContext() {
 	}
 }
 
+// unlikely is how many characters an id has to have that nobody else uses by
+// chance; a UUID has 36, our own ids 30.
+const unlikely = 16
+
 // bindConversation ties an id that both sides of a conversation repeat to the
 // run of the exchange, unless it is so short that others may use the same by
 // chance: "default" names no conversation.
 func (x *exchange) bindConversation(kind, id string) {
-	const unlikely = 16 // characters; a UUID has 36, our own ids 30
 	if len(id) >= unlikely {
 		x.bind(attribution.Key{Kind: kind, ID: id})
 	}

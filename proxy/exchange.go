@@ -58,11 +58,14 @@ type exchange struct {
 	working  bool             // ingress: counted as other work
 	trace    ancestry.TraceID // ingress: that other work's
 	evidence ancestry.Evidence
-	commit   *ancestry.Commit // of the newest link, while it may not be durable
-	wants    bool             // the caller asked for the run's id by sending its ancestry
-	sent     ancestry.Chain   // egress: the ancestry that was sent
-	tylo     *wire.TyloIDs    // egress: the context in Tylo's terms, for those who want it
-	child    ancestry.Link    // egress: the run that the call has started elsewhere
+	asked    *attribution.Webhook // the webhook that the request asks for
+	post     *attribution.Webhook // the one that the request is a post of
+	visits   bool                 // ingress: the post works on behalf of x.run
+	commit   *ancestry.Commit     // of the newest link, while it may not be durable
+	wants    bool                 // the caller asked for the run's id by sending its ancestry
+	sent     ancestry.Chain       // egress: the ancestry that was sent
+	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
+	child    ancestry.Link        // egress: the run that the call has started elsewhere
 
 	outcome   outcome
 	open      bool   // egress: the answer has a body of unknown length
@@ -122,6 +125,9 @@ func (x *exchange) recognise() {
 	x.began = time.Now()
 	if x.body != nil {
 		x.guard(func() { x.msg = wire.Read(x.body, x.head.hints) })
+	}
+	if x.head.task != "" {
+		x.msg.TaskID = x.head.task
 	}
 	if x.msg.Protocol == wire.None && x.body == nil {
 		x.msg.Protocol = x.head.hints.Protocol

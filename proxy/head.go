@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"mime"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -33,6 +34,7 @@ type head struct {
 	sealed  bool
 	openwop openwop.Op
 	segment string // id of the run that an OpenWOP request names, as in the path
+	task    string // id of the task that an A2A REST request asks webhooks of
 }
 
 // readHead looks at what it takes to know whether the body is worth reading.
@@ -41,7 +43,10 @@ func readHead(r *http.Request) head {
 	var h head
 	path := r.URL.EscapedPath()
 	h.openwop, h.segment = openwop.Classify(r.Method, path)
-	h.hints.Protocol = protocolOf(r, path, &h.hints)
+	h.task = taskOfConfig(r.Method, path)
+	h.hints.REST = h.task != "" || r.Method == http.MethodPost &&
+		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")) // %3A is another path
+	h.hints.Protocol = protocolOf(r, h.hints.REST)
 	h.sealed = signed(r.Header, "traceparent", "tracestate", "baggage")
 	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) {
 		return h
@@ -59,19 +64,34 @@ func readHead(r *http.Request) head {
 
 // protocolOf decides by headers and path alone. Signs of both protocols are not
 // MCP: nothing is written into a body that may be the other's.
-func protocolOf(r *http.Request, path string, hints *wire.Hints) wire.Protocol {
+func protocolOf(r *http.Request, rest bool) wire.Protocol {
 	h := r.Header
-	// The colon of a REST operation is literal: %3A is another path.
-	hints.REST = r.Method == http.MethodPost &&
-		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream"))
 	switch {
-	case hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+	case rest || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
 		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version="):
 		return wire.A2A
 	case h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil:
 		return wire.MCP
 	}
 	return wire.None
+}
+
+// taskOfConfig returns the id of the task that POST …/tasks/{id}/pushNotificationConfigs
+// names, and "" for another path.
+func taskOfConfig(method, path string) string {
+	rest, ok := strings.CutSuffix(path, "/pushNotificationConfigs")
+	if !ok || method != http.MethodPost {
+		return ""
+	}
+	i := strings.LastIndexByte(rest, '/')
+	if i < 0 || !strings.HasSuffix(rest[:i], "/tasks") {
+		return ""
+	}
+	id, err := url.PathUnescape(rest[i+1:])
+	if err != nil {
+		return ""
+	}
+	return id
 }
 
 // isJSON accepts the media types of JSON-RPC and of A2A's REST binding.

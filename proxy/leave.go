@@ -26,6 +26,9 @@ func (x *exchange) leave(r *http.Request) {
 	}
 	x.outboundContext(found)
 	x.openSpan(trace.SpanKindClient, r)
+	if x.msg.WebhookURL != "" {
+		x.expectToArrive()
+	}
 	// Ours alone: it tells the next host nothing.
 	x.context.State = x.context.State.Without(stateKey)
 	if !tells {
@@ -56,19 +59,17 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	if x.session != "" && x.policy.SessionsPerRun {
 		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: x.session})
 	}
-	v := x.p.runs.Attribute(*c)
-	run := v.Run
-	if run == nil && v.Evidence != "" {
-		run = x.p.storedRun(r.Context(), v.ID)
+	if x.post, c.Unsure = x.findPost(r, leaving(r.URL)); x.post != nil {
+		c.Webhook = x.post.Run
 	}
+	v := x.p.runs.Attribute(*c)
+	run := x.runOf(r, v)
 	if v.Evidence == ancestry.EvidenceTraceState && v.Run == nil && (run == nil || run.Trace != v.Trace) {
 		c.States = [2]string{}
 		if v = x.p.runs.Attribute(*c); v.Evidence == "" {
 			v.Reason = attribution.ReasonUnproven
 		}
-		if run = v.Run; run == nil && v.Evidence != "" {
-			run = x.p.storedRun(r.Context(), v.ID)
-		}
+		run = x.runOf(r, v)
 	}
 	x.count(v)
 	if v.Evidence == "" {
@@ -80,13 +81,24 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	x.evidence, x.run = v.Evidence, run
 }
 
+// runOf returns the run that v names, from wherever it is known, or nil.
+func (x *exchange) runOf(r *http.Request, v attribution.Verdict) *attribution.Run {
+	switch asked := x.clues.Webhook; {
+	case v.Run != nil || v.Evidence == "":
+		return v.Run
+	case asked != nil && asked.ID() == v.ID:
+		return asked // which may be over for long
+	}
+	return x.p.storedRun(r.Context(), v.ID)
+}
+
 // count counts the verdict on a message. Other requests that say nothing of
 // where they come from are not worth a count.
 func (x *exchange) count(v attribution.Verdict) {
 	if v.Conflict {
 		x.p.metrics.disputes.Inc()
 	}
-	if x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
+	if x.msg.Protocol == wire.None && x.head.openwop == openwop.None && x.post == nil && x.clues.Unsure == "" {
 		return
 	}
 	if v.Evidence != "" {

@@ -26,6 +26,7 @@ const (
 	limitAnswer   = "inspected-answer"
 	limitRuns     = "live-runs"
 	limitBindings = "bindings"
+	limitWebhooks = "webhooks"
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
 	limitVisits   = "max-visits-per-host"
@@ -45,6 +46,7 @@ type metrics struct {
 	ancestry    *prometheus.CounterVec   // direction, outcome
 	links       *prometheus.CounterVec   // evidence
 	abstentions *prometheus.CounterVec   // reason
+	webhooks    *prometheus.CounterVec   // direction, outcome
 	conflicts   *prometheus.CounterVec   // direction
 	disputes    prometheus.Counter
 	ambiguous   prometheus.Counter
@@ -60,7 +62,7 @@ type metrics struct {
 	rpcClient   *prometheus.HistogramVec
 }
 
-func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels int)) *metrics {
+func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks, tunnels int)) *metrics {
 	if reg == nil {
 		reg = prometheus.NewRegistry() // nobody scrapes it
 	}
@@ -86,6 +88,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels 
 		ancestry:    counter("wopproxy_ancestry_headers_total", "Run-Ancestry received with what starts a run, and what became of it.", "outcome"),
 		links:       counter("wopproxy_attributions_total", "Outbound messages attributed to a run, by evidence.", "evidence"),
 		abstentions: counter("wopproxy_abstentions_total", "Outbound messages attributed to no run, by reason.", "reason"),
+		webhooks:    counter("wopproxy_webhooks_total", "Requests that ask for A2A webhooks, and posts to where they asked, by what was made of them.", "direction", "outcome"),
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
@@ -107,9 +110,10 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, tunnels 
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
 	reg.MustRegister(m.overhead, m.disputes, m.ambiguous, m.commitWait, m.panics,
-		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _ := live(); return n }),
-		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _ := live(); return n }),
-		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { _, _, n := live(); return n }))
+		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _, _ := live(); return n }),
+		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _, _ := live(); return n }),
+		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { _, _, n, _ := live(); return n }),
+		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { _, _, _, n := live(); return n }))
 	m.resolve()
 	return m
 }
@@ -120,6 +124,9 @@ func (m *metrics) resolve() {
 	for _, d := range []direction{ingress, egress} {
 		for _, r := range wire.Refusals() {
 			m.refusals.WithLabelValues(string(d), string(r))
+		}
+		for _, o := range []webhookOutcome{webhookAsked, webhookKnown, webhookAmbiguous} {
+			m.webhooks.WithLabelValues(string(d), string(o))
 		}
 	}
 	for _, r := range attribution.Reasons() {
@@ -134,7 +141,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitTunnels, limitDepth, limitVisits} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
@@ -165,6 +172,11 @@ func (m *metrics) refused(d direction, r wire.Refusal) {
 // stamped counts a message that context was written into.
 func (m *metrics) stamped(d direction, protocol, carrier string) {
 	m.stamps.WithLabelValues(string(d), protocol, carrier).Inc()
+}
+
+// webhook counts a request that asks for webhooks, or a post that came of it.
+func (m *metrics) webhook(d direction, o webhookOutcome) {
+	m.webhooks.WithLabelValues(string(d), string(o)).Inc()
 }
 
 // conflicting counts contexts of one message that belong to another trace than

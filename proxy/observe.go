@@ -166,6 +166,10 @@ func (x *exchange) learnTask(a wire.Answer) {
 	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
 		x.stays = true
 	}
+	if x.asked != nil && a.TaskID != "" {
+		x.p.webhooks.Name(x.asked, a.TaskID)
+		x.asked = nil // a stream may speak of other tasks later
+	}
 	id, err := x.taskRun(a)
 	if err != nil {
 		return
@@ -322,8 +326,15 @@ func (x *exchange) end(r *http.Request) {
 	default:
 		x.finish("", "", "")
 	}
+	if x.asked != nil && x.refusedWebhook() {
+		x.p.webhooks.Remove(x.asked)
+	}
 	switch {
 	case x.dir != ingress || x.run == nil:
+	case x.post != nil:
+		if x.visits {
+			x.p.runs.Leave(x.run)
+		}
 	case x.goesOn && (x.failed != 0 || x.errorCode != ""):
 		// What was refused is this turn. Whether the run has ended is another
 		// question, which only a terminal state answers.

@@ -40,6 +40,7 @@ type Policy struct {
 	A2AInMessage      func(hostport string) bool // who is sent context in A2A messages even where there was none; nil: nobody
 	AncestryInMessage func(hostport string) bool // who is sent Run-Ancestry in MCP _meta too; nil: nobody
 	SessionsPerRun    bool                       // the host opens each client session and conversation for one run only
+	WebhookParent     bool                       // a webhook without context goes on with the context of the request that asked for it; default: it links to it
 
 	Sample      float64  // share of the traces begun here that are marked as sampled when no spans are made
 	Propagators []string // foreign formats adopted: b3, jaeger, xray, ottrace

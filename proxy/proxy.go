@@ -48,6 +48,8 @@ type Options struct {
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns      int           // live runs at most; default 100 000
 	MaxBindings  int           // conversation ids bound at most; default 100 000
+	MaxWebhooks  int           // webhooks that are known again at most; default 100 000
+	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
@@ -64,6 +66,7 @@ type Proxy struct {
 	o         Options
 	policy    atomic.Pointer[policy]
 	runs      *attribution.Table
+	webhooks  *attribution.Webhooks
 	metrics   *metrics
 	tracer    trace.Tracer // nil: no spans
 	inbound   *transports  // to the host
@@ -84,14 +87,21 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.MaxTunnels == 0 {
 		o.MaxTunnels = 10_000
 	}
+	if o.MaxWebhooks == 0 {
+		o.MaxWebhooks = 100_000
+	}
+	if o.WebhookTTL == 0 {
+		o.WebhookTTL = 24 * time.Hour
+	}
 	px := &Proxy{
 		o: o,
 		runs: attribution.NewTable(attribution.Options{
 			HostID: o.HostID, TTL: o.RunTTL, Quarantine: o.Quarantine,
 			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight,
 		}),
-		tunnels: tunnels{limit: o.MaxTunnels},
-		tylo:    wire.NewTyloTable(tyloIDs, time.Hour),
+		webhooks: attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
+		tunnels:  tunnels{limit: o.MaxTunnels},
+		tylo:     wire.NewTyloTable(tyloIDs, time.Hour),
 	}
 	if err := px.SetPolicy(p); err != nil {
 		return nil, err
@@ -105,9 +115,9 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.inbound = newTransports(nil)
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
-	px.metrics = newMetrics(o.Registerer, func() (int, int, int) {
+	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
 		runs, bindings := px.runs.Len()
-		return runs, bindings, px.tunnels.len()
+		return runs, bindings, px.webhooks.Len(), px.tunnels.len()
 	})
 	return px, nil
 }

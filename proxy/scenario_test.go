@@ -299,6 +299,10 @@ func (sc *scenario) config(text string) func(*Options, *Policy) {
 				o.SingleFlight = false
 			case "one run at most":
 				o.MaxRuns = 1
+			case "one webhook at most":
+				o.MaxWebhooks = 1
+			case "webhook parent":
+				p.WebhookParent = true
 			case "one binding at most":
 				o.MaxBindings = 1
 			case "max depth 2":

@@ -21,6 +21,7 @@ type agent struct {
 	mu   sync.Mutex
 	work map[string]work
 	runs map[string]string
+	hook http.HandlerFunc // takes what is posted to /hook
 }
 
 // work is what a run does before it answers. in is the request that began it,
@@ -38,6 +39,10 @@ func newAgent(t testing.TB, hostID string, overrides ...settings) *agent {
 }
 
 func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/hook" {
+		a.hook(w, r)
+		return
+	}
 	body, _ := io.ReadAll(r.Body)
 	a.mu.Lock()
 	do := a.work[string(body)]

@@ -26,6 +26,8 @@ type Clues struct {
 	Credential ancestry.RunID // user name of the proxy credential, its secret already checked
 	BasePath   ancestry.RunID // /_run/<runId>/
 	Keys       []Key          // ids of the conversation it belongs to
+	Webhook    *Run           // the run that asked for it, if it is a post that was asked for
+	Unsure     Reason         // why it can't be told who asked for it
 }
 
 // Reason says why no run was named, from a closed set.
@@ -113,6 +115,10 @@ func (t *Table) Attribute(c Clues) Verdict {
 	byKey, whyNot := t.byKeyLocked(c.Keys, blind)
 	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceConversation, byKey)
+	why = cmp.Or(why, c.Unsure)
+	if c.Webhook != nil {
+		consider(ancestry.EvidenceConversation, c.Webhook.ID())
+	}
 	if v.Evidence == "" && why == "" {
 		// What bears a trace or a conversation that could be another's is not
 		// unmarked, and who is alone here says nothing about it.

@@ -58,6 +58,8 @@ type entry struct {
 	node     *list.Element // in active or ended; nil: in no table
 	touched  time.Time     // the last activity, or the end
 	ended    bool
+	visits   int  // exchanges that work for it without being its own
+	over     bool // it ends with the last of them
 	bindings []Key
 	traces   []ancestry.TraceID // it was seen in, Trace first
 }
@@ -127,11 +129,15 @@ func (t *Table) Start(r *Run) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expireLocked(now)
+	return t.startLocked(r, now)
+}
+
+func (t *Table) startLocked(r *Run, now time.Time) bool {
 	if t.active.Len()+t.ended.Len() >= t.o.MaxRuns {
 		t.blindUntil = now.Add(t.o.TTL)
 		return false
 	}
-	r.touched = now
+	r.touched, r.ended = now, false
 	r.node = t.active.PushBack(r)
 	t.byID[r.First], t.byID[r.ID()] = r, r
 	t.joinLocked(r, r.Trace)
@@ -217,6 +223,7 @@ func (t *Table) Resume(id ancestry.RunID) *Run {
 	t.expireLocked(now)
 	r := t.byID[id]
 	if r != nil {
+		r.over = false
 		t.touchLocked(r, now)
 	}
 	return r
@@ -235,9 +242,18 @@ func (t *Table) End(r *Run) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if r.visits > 0 {
+		r.over = true
+		return
+	}
+	t.endLocked(r, now)
+}
+
+func (t *Table) endLocked(r *Run, now time.Time) {
 	if r.node == nil || r.ended {
 		return
 	}
+	r.over = false
 	if t.o.Quarantine < 0 {
 		t.removeLocked(r)
 		return
@@ -246,6 +262,41 @@ func (t *Table) End(r *Run) {
 	r.ended, r.touched = true, now
 	r.node = t.ended.PushBack(r)
 	t.expireLocked(now)
+}
+
+// Visit makes r live for as long as an exchange in trace works on its behalf
+// without being its own. It returns the run that is live then, for Leave. It
+// reports false when the table is full.
+func (t *Table) Visit(r *Run, trace ancestry.TraceID) (*Run, bool) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(now)
+	if known := t.byID[r.First]; known != nil {
+		r = known
+	}
+	r.over = r.over || r.node == nil || r.ended
+	if r.node == nil && !t.startLocked(r, now) {
+		return r, false
+	}
+	t.touchLocked(r, now)
+	t.joinLocked(r, trace)
+	r.visits++
+	return r, true
+}
+
+// Leave ends a visit. A run that had ended before the first of them, or has
+// since, ends with the last.
+func (t *Table) Leave(r *Run) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.visits == 0 { // its time was over in the meantime
+		return
+	}
+	if r.visits--; r.visits == 0 && r.over {
+		t.endLocked(r, now)
+	}
 }
 
 // Bind notes that key belongs to r. It reports false when there is no place.
@@ -405,6 +456,7 @@ func (t *Table) removeLocked(r *Run) {
 		t.active.Remove(r.node)
 	}
 	r.node = nil
+	r.visits, r.over = 0, false
 	for _, id := range []ancestry.RunID{r.First, r.ID()} {
 		if t.byID[id] == r {
 			delete(t.byID, id)
@@ -451,16 +503,16 @@ func (r *retired) add(trace ancestry.TraceID) {
 
 func (r *retired) has(trace ancestry.TraceID) bool { return r.count[trace] > 0 }
 
-// drop takes r from the runs of k.
-func drop[K comparable](index map[K][]*Run, k K, r *Run) {
-	runs := index[k]
-	i := slices.Index(runs, r)
+// drop takes v from what stands under k.
+func drop[K, V comparable](index map[K][]V, k K, v V) {
+	all := index[k]
+	i := slices.Index(all, v)
 	if i < 0 {
 		return
 	}
-	if runs = slices.Delete(runs, i, i+1); len(runs) == 0 {
+	if all = slices.Delete(all, i, i+1); len(all) == 0 {
 		delete(index, k)
 		return
 	}
-	index[k] = runs
+	index[k] = all
 }

@@ -32,9 +32,11 @@ func (m *Message) readA2A(x method) {
 	if d.has(atPush) {
 		m.WebhookURL = d.text(atPushURL, maxCarrier)
 		m.WebhookToken = d.text(atPushToken, maxCarrier)
+		m.WebhookCredentials = d.text(atPushCredentials, maxCarrier)
 	} else if !x.sends {
 		m.WebhookURL = d.text(atFlatURL, maxCarrier)
 		m.WebhookToken = d.text(atFlatToken, maxCarrier)
+		m.WebhookCredentials = d.text(atFlatCredentials, maxCarrier)
 	}
 	if m.sends = x.sends; !m.sends {
 		return // only messages have a carrier

@@ -150,6 +150,7 @@ func describe(m Message) string {
 	line("message", m.MessageID)
 	line("webhook", m.WebhookURL)
 	line("token", m.WebhookToken)
+	line("credentials", m.WebhookCredentials)
 	line("traceparent", m.Traceparent)
 	line("tracestate", m.Tracestate)
 	line("baggage", m.Baggage)

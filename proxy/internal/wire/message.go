@@ -72,6 +72,8 @@ type Message struct {
 	MessageID       string // A2A: of the message
 	WebhookURL      string // A2A: where push notifications shall go
 	WebhookToken    string // A2A: what they shall bear
+	// WebhookCredentials is what they shall bear in Authorization. A2A.
+	WebhookCredentials string
 
 	// The carrier in the message, as found: _meta of MCP, metadata.openwop of A2A.
 	Traceparent, Tracestate, Baggage string

@@ -49,8 +49,12 @@ const (
 	atPush
 	atPushURL
 	atPushToken
+	atPushAuth
+	atPushCredentials
 	atFlatURL
 	atFlatToken
+	atFlatAuth
+	atFlatCredentials
 	requestSlots
 )
 
@@ -134,9 +138,14 @@ var paramsNode = &node{atParams, guardEnvelope, []edge{
 	on("pushNotificationConfig", atPush, 0, pushEdges...),
 	on("url", atFlatURL, 0),
 	on("token", atFlatToken, 0),
+	on("authentication", atFlatAuth, 0, on("credentials", atFlatCredentials, 0)),
 }}
 
-var pushEdges = []edge{on("url", atPushURL, 0), on("token", atPushToken, 0)}
+var pushEdges = []edge{
+	on("url", atPushURL, 0),
+	on("token", atPushToken, 0),
+	on("authentication", atPushAuth, 0, on("credentials", atPushCredentials, 0)),
+}
 
 // requestTree is what to watch in a JSON-RPC request.
 var requestTree = &node{atRoot, guardEnvelope, []edge{
