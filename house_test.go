@@ -48,6 +48,7 @@ var rooms = map[string][]string{
 	"proxy/internal/openwop":     {},
 	"proxy/internal/wire":        {},
 	"deploy/compose":             {},
+	"test/accuracy":              {},
 	"test/e2e":                   {},
 }
 

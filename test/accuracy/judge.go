@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// tally is what became of some calls.
+type tally struct {
+	calls, right, wrong, abstained int
+	misguessed                     int            // calls that a guess would have got wrong
+	by                             map[string]int // the evidence that links rest on
+}
+
+func (t *tally) add(o tally) {
+	t.calls += o.calls
+	t.right += o.right
+	t.wrong += o.wrong
+	t.abstained += o.abstained
+	t.misguessed += o.misguessed
+	if t.by == nil {
+		t.by = map[string]int{}
+	}
+	for e, n := range o.by {
+		t.by[e] += n
+	}
+}
+
+// judge compares what wopproxy says of each call with the truth. Its error says
+// what breaks the rule.
+func (s *stage) judge(ctx context.Context, at int, all []*message) (tally, error) {
+	t := tally{by: map[string]int{}}
+	var errs []error
+	for _, m := range all {
+		one, err := s.judgeRun(ctx, m)
+		t.add(one)
+		errs = append(errs, err)
+	}
+	if want := callsPerRun * len(all); t.calls != want || s.book.strays > 0 {
+		errs = append(errs, fmt.Errorf("%d calls have arrived, and %d of nobody: want %d", t.calls, s.book.strays, want))
+	}
+	return t, errors.Join(append(errs, s.rule(at, t))...)
+}
+
+// rule says what may not be.
+func (s *stage) rule(at int, t tally) error {
+	var errs []error
+	if t.wrong > 0 {
+		errs = append(errs, fmt.Errorf("%d of %d calls are said to be of a run that did not make them", t.wrong, t.calls))
+	}
+	if t.abstained > 0 && (at == 1 || !s.mode.alone) {
+		errs = append(errs, fmt.Errorf("%d of %d calls are said to be of no run", t.abstained, t.calls))
+	}
+	for e, n := range t.by {
+		if !slices.Contains(s.mode.by, e) {
+			errs = append(errs, fmt.Errorf("%d calls are linked by %s: want it by %s", n, e, strings.Join(s.mode.by, " or ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// link is what the store has of a run.
+type link struct {
+	RunID, HostID, Alias, TraceID, Evidence string
+	Chain                                   struct {
+		Ancestors []struct{ RunID, HostID string }
+	}
+}
+
+// judgeRun judges the calls of one run: what the server was told of each, and
+// whether the store has the same.
+func (s *stage) judgeRun(ctx context.Context, m *message) (tally, error) {
+	own, err := s.ownLink(ctx, m)
+	if err != nil {
+		return tally{}, err
+	}
+	t := tally{calls: len(m.calls), by: map[string]int{}}
+	told := map[string]bool{} // children that the run has by what the server was told
+	for _, c := range m.calls {
+		if !c.guessed {
+			t.misguessed++
+		}
+		switch {
+		case len(c.chain) == 0:
+			t.abstained++
+		case s.isRight(own, m, c):
+			t.right++
+			told[c.child] = true
+		default:
+			t.wrong++
+		}
+	}
+	noted, err := s.children(ctx, m.task, len(told))
+	for _, l := range noted {
+		t.by[l.Evidence]++
+		if !told[l.RunID] {
+			err = errors.Join(err, fmt.Errorf("the store has %s as a child of %s, which did not cause it", l.RunID, m.task))
+			t.wrong++
+		}
+		delete(told, l.RunID)
+	}
+	if len(told) > 0 {
+		err = errors.Join(err, fmt.Errorf("the store lacks children of %s: %q", m.task, slices.Sorted(maps.Keys(told))))
+	}
+	return t, err
+}
+
+// isRight reports whether a call was said to be of the run that made it, caused
+// by who sent its message, in their trace.
+func (s *stage) isRight(own link, m *message, c call) bool {
+	return len(c.chain) == 2 && (c.chain[0].run == own.RunID || c.chain[0].run == own.Alias) && c.chain[0].host == s.hostID() &&
+		c.chain[1] == ancestor{m.root, caller} && c.trace == m.trace
+}
+
+// ownLink returns what the store has of a run by the name that its host gave
+// it, and wants its parent to be who sent the message.
+func (s *stage) ownLink(ctx context.Context, m *message) (l link, err error) {
+	if err := s.get(ctx, m.task, "", &l); err != nil {
+		return l, err
+	}
+	if a := l.Chain.Ancestors; len(a) != 1 || a[0].RunID != m.root || a[0].HostID != caller || l.TraceID != m.trace {
+		return l, fmt.Errorf("run %s: the store has %+v, want the parent %s of %s in trace %s", m.task, l, m.root, caller, m.trace)
+	}
+	return l, nil
+}
+
+// children returns the runs that a run has caused. A link is noted after its
+// call was answered, so it waits for as many as there should be.
+func (s *stage) children(ctx context.Context, run string, want int) ([]link, error) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); ; <-tick.C {
+		var page struct{ Runs []link }
+		if err := s.get(ctx, run, "/children", &page); err != nil {
+			return nil, err
+		}
+		if len(page.Runs) >= want || time.Now().After(deadline) {
+			return page.Runs, nil
+		}
+	}
+}
+
+// get asks for what the store has of a run.
+func (s *stage) get(ctx context.Context, run, what string, answer any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.admin+"/ancestry/v1/runs/"+url.PathEscape(run)+what, nil)
+	if err != nil {
+		return err
+	}
+	return ask(req, answer)
+}

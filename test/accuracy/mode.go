@@ -1,0 +1,22 @@
+package main
+
+// mode is one way in which hosts help wopproxy, or don't.
+type mode struct {
+	name        string
+	cooperation string   // what the host is told to do
+	settings    string   // what wopproxy is told, as YAML members of attribution
+	by          []string // the evidence that has to decide
+	without     []string // hosts that there is no such thing for
+	alone       bool     // only what is alone is linked; else every call has to be
+}
+
+// modes are the rows of the table, from those that ask nothing of the host to
+// those that ask more.
+var modes = []mode{
+	{name: "none", cooperation: "none", by: []string{"single-flight"}, alone: true},
+	{name: "OpenTelemetry", cooperation: "opentelemetry", by: []string{"trace-state"}},
+	{name: "`traceparent` handed on", cooperation: "traceparent", by: []string{"trace-id"}},
+	{name: "`Run-Id`", cooperation: "run-id", by: []string{"run-id"}},
+	{name: "proxy credential", cooperation: "credential", by: []string{"proxy-credential"}},
+	{name: "base path", cooperation: "base-path", by: []string{"base-path"}},
+}

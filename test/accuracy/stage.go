@@ -1,0 +1,360 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// patience bounds every wait for a process or a peer.
+const patience = 30 * time.Second
+
+// host is an agent that the stage is set with.
+type host struct {
+	name string
+	find func(ctx context.Context, dir string) (argv []string, missing string)
+}
+
+// hosts are the agents of this command. Their scripts are written to a folder
+// when it starts.
+var hosts = []host{
+	{"Go", func(context.Context, string) ([]string, string) {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, "Go: " + err.Error()
+		}
+		return []string{self, "host"}, ""
+	}},
+	{"Node", func(ctx context.Context, dir string) ([]string, string) {
+		node, missing := firstOf(ctx, "-p", "process.execPath", "node")
+		if missing != "" {
+			return nil, "Node: " + missing
+		}
+		return []string{node, filepath.Join(dir, "host.mjs")}, ""
+	}},
+	{"Python asyncio", func(ctx context.Context, dir string) ([]string, string) {
+		python, missing := firstOf(ctx, "-c", "import aiohttp, sys; print(sys.executable)", "python3", "/usr/bin/python3")
+		if missing != "" {
+			return nil, "Python asyncio: no python3 with aiohttp: " + missing
+		}
+		return []string{python, filepath.Join(dir, "host_async.py")}, ""
+	}},
+	{"Python threads", func(ctx context.Context, dir string) ([]string, string) {
+		python, missing := firstOf(ctx, "-c", "import sys; print(sys.executable)", "python3", "/usr/bin/python3")
+		if missing != "" {
+			return nil, "Python threads: " + missing
+		}
+		return []string{python, filepath.Join(dir, "host_threads.py")}, ""
+	}},
+}
+
+//go:embed hosts
+var scripts embed.FS
+
+// found is a host that can be started.
+type found struct {
+	name string
+	argv []string
+}
+
+// findHosts writes the scripts to dir and looks for what runs them.
+func findHosts(ctx context.Context, hosts []host, dir string) (there []found, missing []string, err error) {
+	files, err := fs.Sub(scripts, "hosts")
+	if err == nil {
+		err = os.CopyFS(filepath.Join(dir, "hosts"), files)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, h := range hosts {
+		argv, why := h.find(ctx, filepath.Join(dir, "hosts"))
+		if why != "" {
+			missing = append(missing, why)
+			continue
+		}
+		there = append(there, found{h.name, argv})
+	}
+	return there, missing, nil
+}
+
+// firstOf asks programs for their path until one gives it: what is on PATH may
+// be a script that looks for the real one each time.
+func firstOf(ctx context.Context, flag, question string, programs ...string) (path, missing string) {
+	for _, p := range programs {
+		out, err := exec.CommandContext(ctx, p, flag, question).Output()
+		if err == nil {
+			return strings.TrimSpace(string(out)), ""
+		}
+		missing = fmt.Sprintf("%s: %v", p, err)
+	}
+	return "", missing
+}
+
+// build makes the program under test.
+func build(ctx context.Context, program string, stderr io.Writer) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "github.com/wopproxy/wopproxy/cmd/wopproxy")
+	cmd.Stdout, cmd.Stderr = stderr, stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build wopproxy: %w", err)
+	}
+	return nil
+}
+
+// stage is one host beside its wopproxy, in one mode.
+type stage struct {
+	program, dir string
+	mode         mode
+	host         found
+	quick        bool
+	chance       *rand.Rand
+
+	ingress, admin string // base URLs
+	book           *book
+	tools          *httptest.Server
+
+	tallies map[int]tally // by the number of runs at once
+	err     error
+}
+
+// newStages returns a stage for each host that knows the mode.
+func newStages(dir string, m mode, there []found, o options) (stages []*stage) {
+	for i, h := range there {
+		if slices.Contains(m.without, h.name) {
+			continue
+		}
+		stages = append(stages, &stage{
+			program: o.program, dir: filepath.Join(dir, fmt.Sprint(i)), mode: m, host: h, quick: o.quick,
+			chance: rand.New(rand.NewPCG(o.seed, uint64(i))), tallies: map[int]tally{},
+		})
+	}
+	return stages
+}
+
+func (s *stage) hostID() string {
+	return strings.ReplaceAll(strings.ToLower(s.host.name), " ", "-") + ".example.com/agent"
+}
+
+// play starts the host and its wopproxy, measures each column, and stops both.
+// Its error names the stage.
+func (s *stage) play(ctx context.Context, columns []int) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s, %s: %w", s.mode.name, s.host.name, err)
+		}
+	}()
+	s.book = newBook()
+	s.tools = httptest.NewServer(s.book)
+	defer s.tools.Close()
+	stop, err := s.start(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, at := range columns {
+		t, err := s.column(ctx, at)
+		s.tallies[at] = t
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%d at once: %w", at, err))
+		}
+	}
+	return errors.Join(append(errs, stop())...)
+}
+
+// start sets the stage. The function that it returns clears it, and reports
+// what did not end as it should.
+func (s *stage) start(ctx context.Context) (stop func() error, err error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	file, err := s.configure(port)
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := start(ctx, cleanEnv(), s.program, "serve", "-config", file)
+	if err != nil {
+		return nil, err
+	}
+	var addresses struct{ Ingress, Egress, Admin string }
+	if err := proxy.await(func(line string) bool {
+		var entry struct{ Msg string }
+		return json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" && json.Unmarshal([]byte(line), &addresses) == nil
+	}); err != nil {
+		return nil, errors.Join(err, proxy.stop())
+	}
+	s.ingress, s.admin = "http://"+addresses.Ingress, "http://"+addresses.Admin
+	host, err := start(ctx, append(cleanEnv(),
+		"PORT="+port, "HTTP_PROXY=http://"+addresses.Egress, "TOOLS="+s.tools.URL+"/mcp",
+		"COOPERATION="+s.mode.cooperation, "SECRET="+secret,
+	), s.host.argv[0], s.host.argv[1:]...)
+	if err == nil {
+		err = host.await(func(line string) bool { return line == "ready" })
+	}
+	stop = func() error {
+		if host != nil {
+			return errors.Join(host.stop(), proxy.stop())
+		}
+		return proxy.stop()
+	}
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return stop, nil
+}
+
+// secret is the password of proxy credentials.
+const secret = "of-this-stage-alone"
+
+// configure writes a wopproxy.yaml with nothing in it but addresses and what
+// the mode needs: all else is as it is by default.
+func (s *stage) configure(port string) (file string, err error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "secret"), []byte(secret), 0o600); err != nil {
+		return "", err
+	}
+	file = filepath.Join(s.dir, "wopproxy.yaml")
+	return file, os.WriteFile(file, fmt.Appendf(nil, `
+host: { id: %s, wellKnownUrl: "http://127.0.0.1/.well-known/openwop" }
+ingress: { listen: "127.0.0.1:0", upstream: "http://127.0.0.1:%s" }
+egress: { listen: "127.0.0.1:0", credentials: { secret: { file: %q } } }
+admin: { listen: "127.0.0.1:0" }
+ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
+attribution: { %s }
+drain: { delay: 0s, timeout: 5s }
+`, s.hostID(), port, filepath.Join(s.dir, "secret"), filepath.Join(s.dir, "store"), s.mode.settings), 0o600)
+}
+
+// freePort returns a port that nobody listens on.
+func freePort() (string, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	return port, errors.Join(err, ln.Close())
+}
+
+// cleanEnv keeps what the machine says about proxies and telemetry from what is
+// measured.
+func cleanEnv() (env []string) {
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		if upper := strings.ToUpper(name); strings.HasPrefix(upper, "OTEL_") || strings.HasSuffix(upper, "_PROXY") {
+			continue
+		}
+		env = append(env, kv)
+	}
+	return env
+}
+
+// process is a program that has been started.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	text sync.WaitGroup // reads what it writes
+
+	mu      sync.Mutex
+	lines   []string // what it has written last, on stdout and stderr
+	waiting func(line string) bool
+	arrived chan struct{}
+	gone    chan struct{} // closed when it has closed its outputs
+}
+
+// start starts a program. It is asked to end when ctx does.
+func start(ctx context.Context, env []string, name string, args ...string) (*process, error) {
+	p := &process{name: filepath.Base(name), arrived: make(chan struct{}), gone: make(chan struct{})}
+	p.cmd = exec.CommandContext(ctx, name, args...)
+	p.cmd.Env = env
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = patience
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	p.cmd.Stdout, p.cmd.Stderr = write, write
+	err = errors.Join(p.cmd.Start(), write.Close())
+	if err != nil {
+		return nil, errors.Join(err, read.Close())
+	}
+	go p.follow(read) // ends with the process and those it has started
+	return p, nil
+}
+
+// maxLines of what a process writes are kept.
+const maxLines = 50
+
+func (p *process) follow(r io.ReadCloser) {
+	defer close(p.gone)
+	defer r.Close()
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		p.mu.Lock()
+		p.lines = append(p.lines, lines.Text())
+		p.lines = p.lines[max(0, len(p.lines)-maxLines):]
+		if p.waiting != nil && p.waiting(lines.Text()) {
+			p.waiting = nil
+			close(p.arrived)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// await waits for a line, which may be there already. It can be used once.
+func (p *process) await(line func(string) bool) error {
+	p.mu.Lock()
+	if slices.ContainsFunc(p.lines, line) {
+		p.mu.Unlock()
+		return nil
+	}
+	p.waiting = line
+	p.mu.Unlock()
+	select {
+	case <-p.arrived:
+		return nil
+	case <-p.gone:
+		return p.failed("ended before it was ready")
+	case <-time.After(patience):
+		return p.failed(fmt.Sprintf("was not ready after %v", patience))
+	}
+}
+
+// stop asks the process to end, and reports how it did unless that was well.
+func (p *process) stop() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // unless it has ended
+	kill := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	err := p.cmd.Wait()
+	kill.Stop()
+	<-p.gone
+	if err != nil {
+		return p.failed(err.Error())
+	}
+	return nil
+}
+
+// failed is an error with what the process wrote last.
+func (p *process) failed(how string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return fmt.Errorf("%s %s:\n\t%s", p.name, how, strings.Join(p.lines, "\n\t"))
+}
+
+// client asks directly, and holds as many connections as there are runs.
+var client = &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// table is what is printed: a row for each mode, a column for each number of
+// runs at once.
+type table struct {
+	columns []int
+	rows    []*row
+}
+
+type row struct {
+	mode  mode
+	hosts []string
+	cells map[int]tally
+}
+
+func (t *table) add(m mode) *row {
+	r := &row{mode: m, cells: map[int]tally{}}
+	t.rows = append(t.rows, r)
+	return r
+}
+
+// take adds what came of one host.
+func (r *row) take(host string, tallies map[int]tally) {
+	r.hosts = append(r.hosts, host)
+	for at, t := range tallies {
+		sum := r.cells[at]
+		sum.add(t)
+		r.cells[at] = sum
+	}
+}
+
+func (t *table) calls() (n int) {
+	for _, r := range t.rows {
+		for _, c := range r.cells {
+			n += c.calls
+		}
+	}
+	return n
+}
+
+// heading is the first line of the table.
+func (t *table) heading() []string {
+	cells := []string{"hosts that hand on", "in", "evidence"}
+	for _, at := range t.columns {
+		cells = append(cells, strconv.Itoa(at))
+	}
+	return cells
+}
+
+// guessed is the name of the last row.
+const guessed = "for comparison: the session active last"
+
+// write prints the table as Markdown. A cell has the share of calls that were
+// linked, and of all calls those linked right, linked wrong and left alone. The
+// last row has the share that is wrong by a guess, on all traffic of its column.
+func (t *table) write(w io.Writer) error {
+	lines := [][]string{t.heading()}
+	sums := map[int]tally{}
+	for _, r := range t.rows {
+		line := []string{r.mode.name, strings.Join(r.hosts, ", "), strings.Join(r.mode.by, ", ")}
+		for _, at := range t.columns {
+			c := r.cells[at]
+			line = append(line, fmt.Sprintf("%s (%d/%d/%d)", share(c.right+c.wrong, c.calls), c.right, c.wrong, c.abstained))
+			sum := sums[at]
+			sum.add(c)
+			sums[at] = sum
+		}
+		lines = append(lines, line)
+	}
+	last := []string{guessed, "the same", "a guess"}
+	for _, at := range t.columns {
+		last = append(last, share(sums[at].misguessed, sums[at].calls)+" wrong")
+	}
+	return writeMarkdown(w, append(lines, last))
+}
+
+func share(n, of int) string {
+	if of == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.0f %%", 100*float64(n)/float64(of))
+}
+
+// writeMarkdown pads each column to its widest cell.
+func writeMarkdown(w io.Writer, lines [][]string) error {
+	widths := make([]int, len(lines[0]))
+	for _, line := range lines {
+		for i, cell := range line {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var b strings.Builder
+	for i, line := range lines {
+		for j, cell := range line {
+			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)))
+		}
+		b.WriteString("|\n")
+		if i == 0 {
+			for _, n := range widths {
+				b.WriteString("|" + strings.Repeat("-", n+2))
+			}
+			b.WriteString("|\n")
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
