@@ -1,7 +1,7 @@
 // Package wire reads and writes propagation context in the formats that agents
-// use on the wire: W3C trace context, MCP, A2A and Tylo. It does no I/O, knows
-// neither network nor configuration, and imports only the standard library, so
-// that every codec can be fuzzed on its own.
+// use on the wire: W3C trace context, MCP, A2A over JSON and gRPC, and Tylo. It
+// does no I/O, knows neither network nor configuration, and imports only the
+// standard library, so that every codec can be fuzzed on its own.
 //
 // It promises its callers four things:
 //

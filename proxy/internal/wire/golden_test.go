@@ -106,6 +106,8 @@ func parseCase(t testing.TB, text []byte) (h Hints, e Edit) {
 			h.Protocol = map[string]Protocol{"mcp": MCP, "a2a": A2A}[value]
 		case "accepts-both":
 			h.AcceptsBoth = true
+		case "path":
+			h.GRPC = value
 		case "rest":
 			h.REST = true
 		case "traceparent":

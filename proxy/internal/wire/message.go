@@ -50,6 +50,9 @@ type Hints struct {
 	// REST says that the body is that of an A2A REST request, which is not
 	// JSON-RPC: a SendMessageRequest or a push config.
 	REST bool
+	// GRPC is the path of a request to A2A's gRPC service, of either generation.
+	// Its body is one frame with a protobuf message, or was not read.
+	GRPC string
 }
 
 // Message is what Read found in a body. It keeps the body for Stamp.
@@ -59,7 +62,7 @@ type Hints struct {
 type Message struct {
 	Protocol Protocol
 	Kind     Kind
-	Method   string // empty for REST, where the path has it
+	Method   string // empty for REST, where the path has it; for gRPC the name that it has in JSON-RPC 1.0
 	ID       string // of a request or response, see canonicalID
 	Target   string // MCP: name of the tool or prompt, or URI of the resource
 
@@ -91,6 +94,9 @@ type Message struct {
 
 	doc   doc
 	sends bool // A2A: there is to be a message
+
+	rpc *rpc  // of gRPC; nil: JSON
+	pb  pbDoc // of gRPC
 }
 
 // Item is one message of a batch.
@@ -104,13 +110,15 @@ type Item struct {
 //
 // The Message refers to body, which must not change while it is in use.
 func Read(body []byte, h Hints) Message {
-	if h.REST {
+	if h.REST || h.GRPC != "" {
 		h.Protocol = A2A
 	}
 	m := Message{Protocol: h.Protocol, doc: doc{body: body}}
 	switch start := skipSpace(body, 0); {
 	case len(body) > maxBody:
 		m.Refusal = RefusedTooLarge
+	case h.GRPC != "":
+		m.readGRPC(h.GRPC)
 	case h.REST:
 		m.readREST()
 	case h.Protocol == None && !bytes.Contains(body, []byte(`jsonrpc"`)):

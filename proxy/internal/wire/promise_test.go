@@ -85,7 +85,7 @@ func checkStamp(t *testing.T, in []byte, h Hints, e Edit) {
 		m.Traceparent, m.Tracestate, m.Baggage, m.Ancestry, m.Tylo, m.doc = "", "", "", "", TyloIDs{}, doc{}
 		return m
 	}
-	if diff := cmp.Diff(without(m), without(after), cmp.AllowUnexported(Message{}, doc{}, span{})); diff != "" {
+	if diff := cmp.Diff(without(m), without(after), cmp.AllowUnexported(Message{}, doc{}, span{}, pbDoc{})); diff != "" {
 		t.Errorf("Stamp(%q) = %q, which reads as another message:\n%s", in, out, diff)
 	}
 }

@@ -19,6 +19,9 @@ const (
 	RefusedParamsNotObject  Refusal = "params-not-object"  // params is there and is no object
 	RefusedMetaNotObject    Refusal = "meta-not-object"    // the carrier, or what holds it, is there and is no object
 	RefusedMessageNotObject Refusal = "message-not-object" // A2A: there is no message to write into
+	RefusedFraming          Refusal = "framing"            // gRPC: not exactly one frame
+	RefusedCompressed       Refusal = "compressed"         // gRPC: the message in the frame is
+	RefusedNotProtobuf      Refusal = "not-protobuf"       // gRPC: invalid, or with groups
 )
 
 // What callers find in the headers of a request. The constants stand here so
@@ -34,6 +37,7 @@ const (
 var refusals = []Refusal{
 	RefusedNotJSON, RefusedTooDeep, RefusedTooLarge, RefusedBatch, RefusedDuplicateKey, RefusedCaseVariant,
 	RefusedNotAMessage, RefusedUnrecognised, RefusedParamsNotObject, RefusedMetaNotObject, RefusedMessageNotObject,
+	RefusedFraming, RefusedCompressed, RefusedNotProtobuf,
 	RefusedEncoded, RefusedDigest, RefusedSigned, RefusedDPoP, RefusedNoTransform,
 }
 

@@ -30,10 +30,12 @@ func (m *Message) Stamp(e Edit) ([]byte, Refusal) {
 	}
 	size := len(e.Traceparent) + len(e.Tracestate) + len(e.Baggage) + len(e.Ancestry)
 	p := splice{text: make([]byte, 0, size+size/8+256)} // with the keys, and Tylo, and what is escaped
-	switch m.Protocol {
-	case MCP:
+	switch {
+	case m.Protocol == MCP:
 		m.stampMCP(&p, e)
-	case A2A:
+	case m.rpc != nil:
+		m.stampGRPC(&p, e)
+	case m.Protocol == A2A:
 		m.stampA2A(&p, e)
 	}
 	return p.apply(m.doc.body, cmp.Or(e.MaxSize, maxSize))
