@@ -193,10 +193,10 @@ func (m *Message) readSent() Refusal {
 		return RefusedNotProtobuf
 	}
 	m.MessageID, m.ContextID, m.TaskID = pbText(b, p.at[0], maxID), pbText(b, p.at[1], maxID), pbText(b, p.at[2], maxID)
-	if d.metadata = p.at[3]; d.metadata.to == 0 {
-		if p.twice {
-			return RefusedDuplicateKey
-		}
+	switch d.metadata = p.at[3]; {
+	case p.twice:
+		return RefusedDuplicateKey
+	case d.metadata.to == 0:
 		return ""
 	}
 	return m.readCarrier()

@@ -558,7 +558,7 @@ func answered(m proto.Message) (task, context string) {
 		GetTaskId() string
 		GetContextId() string
 	}
-	var what proto.Message = m
+	what := m
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if f.ContainingOneof() != nil && f.Message() != nil {
 			what = v.Message().Interface()
