@@ -1,0 +1,238 @@
+package audit
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+)
+
+var update = flag.Bool("update", false, "write what the rules find into testdata")
+
+// TestRules runs the logs in testdata. Each file says on top which rule it
+// shows; its events have an eventId, a runId and a sequence of their own only
+// where that matters.
+func TestRules(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no logs: %v", err)
+	}
+	shown := map[Rule]bool{RuleMemoryExpiry: true, RuleForkRefusal: true} // have tests of their own
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			a, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			model, want := UnknownModel, &a.Files[len(a.Files)-1]
+			var events []Event
+			for _, f := range a.Files {
+				switch f.Name {
+				case "model":
+					if err := json.Unmarshal(f.Data, &model); err != nil {
+						t.Fatal(err)
+					}
+				case "log":
+					events = parseLog(t, string(f.Data))
+				}
+			}
+			var got strings.Builder
+			for _, f := range Check(events, model) {
+				shown[f.Rule] = true
+				fmt.Fprintln(&got, f)
+			}
+			if *update {
+				want.Data = []byte(got.String())
+				if err := os.WriteFile(file, txtar.Format(a), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(string(want.Data), got.String()); diff != "" {
+				t.Errorf("findings (-want +got):\n%s", diff)
+			}
+		})
+	}
+	for _, rule := range Rules() {
+		if !shown[rule] {
+			t.Errorf("no log in testdata breaks the rule %s", rule)
+		}
+	}
+}
+
+// parseLog fills in what the logs of testdata leave out.
+func parseLog(t *testing.T, text string) []Event {
+	t.Helper()
+	var events []Event
+	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		doc := map[string]any{"eventId": fmt.Sprint("e", i), "runId": "r1", "sequence": i}
+		if err := json.Unmarshal([]byte(line), &doc); err != nil {
+			t.Fatalf("line %d: %v", i, err)
+		}
+		b, err := json.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := ParseEvent(b)
+		if err != nil {
+			t.Fatalf("line %d: %v", i, err)
+		}
+		events = append(events, e)
+	}
+	return events
+}
+
+// A stream that is resumed repeats nothing, and one that repeats events all the
+// same breaks no rule.
+func TestRepeatedEvents(t *testing.T) {
+	events := parseLog(t, `{"type":"runOrchestrator.decided","payload":{"agentId":"a","decision":{"kind":"next-worker","nextWorkerIds":["w"]}}}
+{"type":"core.workflowChain.event","causationId":"e0","payload":{"phase":"dispatch.began","workerId":"w","parentRunId":"r1"}}
+{"type":"core.workflowChain.event","causationId":"e1","payload":{"phase":"dispatch.failed","workerId":"w","parentRunId":"r1"}}
+{"type":"run.completed","payload":{}}`)
+	if found := Check(slices.Concat(events, events), UnknownModel); len(found) > 0 {
+		t.Errorf("Check = %v, want nothing", found)
+	}
+}
+
+// Held is what the guard on dispatches asks.
+func TestHeld(t *testing.T) {
+	events := parseLog(t, `{"type":"runOrchestrator.decided","payload":{"agentId":"a","decision":{"kind":"next-worker","nextWorkerIds":["w"],"confidence":0.3}}}
+{"type":"core.workflowChain.confidence-escalated","causationId":"e0","payload":{"confidence":0.3,"floor":0.5,"escalationKind":"clarify","parentRunId":"r1"}}
+{"type":"interrupt.requested","payload":{"kind":"clarification"}}
+{"type":"interrupt.resolved","payload":{}}
+{"type":"runOrchestrator.decided","payload":{"agentId":"a","decision":{"kind":"ask-user","confidence":0.1}}}`)
+	r := NewRun("r1", UnknownModel)
+	if r.Held() {
+		t.Error("Held before any decision")
+	}
+	for i, want := range []bool{true, true, true, false, false} {
+		if found := r.Event(events[i]); len(found) > 0 {
+			t.Errorf("event %d: %v", i, found)
+		}
+		if r.Held() != want {
+			t.Errorf("after event %d Held = %v, want %v", i, !want, want)
+		}
+	}
+}
+
+// An entry expires by when the child wrote it (RFC 0039 B).
+func TestMemory(t *testing.T) {
+	began := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	wrote := began.Add(10 * time.Minute)
+	r := NewRun("r1", UnknownModel)
+	r.Event(Event{ID: "e0", Run: "r1", Type: "memory.written", Time: wrote, Payload: json.RawMessage(`{"memoryRef":"m","memoryId":"m1"}`)})
+	for _, tt := range []struct {
+		name  string
+		entry Entry
+		want  int
+	}{
+		{"by the write", Entry{"m1", wrote, wrote.Add(time.Hour), time.Hour}, 0},
+		{"by the parent's start", Entry{"m1", wrote, began.Add(time.Hour), time.Hour}, 1},
+		{"created before it was written", Entry{"m1", began, began.Add(time.Hour), 0}, 1},
+		{"of unknown life", Entry{"m1", wrote, began.Add(time.Hour), 0}, 0},
+		{"without expiry", Entry{"m1", began, time.Time{}, 0}, 0},
+		{"not of this run", Entry{"m2", began, began, time.Hour}, 0},
+	} {
+		if found := r.Memory(tt.entry); len(found) != tt.want {
+			t.Errorf("%s: Memory = %v, want %d findings", tt.name, found, tt.want)
+		}
+	}
+}
+
+func TestForkRefusal(t *testing.T) {
+	for _, tt := range []struct {
+		major, status int
+		body          string
+		want          int
+	}{
+		{1, 422, `{"error":"replay_memory_snapshot_unavailable","message":"m","details":{"fromSeq":7,"sourceRunId":"r1","reason":"retention_expired"}}`, 0},
+		{1, 409, `{"error":"replay_memory_snapshot_unavailable","message":"m","details":{"fromSeq":7,"sourceRunId":"r1","reason":"retention_expired"}}`, 1},
+		{1, 422, `{"error":"replay_memory_snapshot_unavailable","message":"m"}`, 3},
+		{2, 409, `{"error":"replay_memory_snapshot_unavailable","message":"m"}`, 0},
+		{2, 409, `{"error":"replay_memory_snapshot_unavailable","message":"m","details":{"fromSeq":8}}`, 1},
+		{2, 422, `{"error":"replay_memory_snapshot_unavailable","message":"m","details":{"fromSeq":7}}`, 1},
+		{2, 409, `{"error":"run_already_active","message":"m"}`, 0},
+		{2, 409, `no JSON`, 0},
+	} {
+		if found := ForkRefusal(tt.major, "r1", 7, tt.status, []byte(tt.body)); len(found) != tt.want {
+			t.Errorf("ForkRefusal(v%d, %d, %s) = %v, want %d findings", tt.major, tt.status, tt.body, found, tt.want)
+		}
+	}
+}
+
+// Hosts give their logs out in several forms.
+func TestReadLog(t *testing.T) {
+	const e0 = `{"eventId":"a","runId":"r","type":"run.started","sequence":0,"timestamp":"2026-01-01T00:00:00Z","payload":{}}`
+	const e1 = `{"eventId":"b","runId":"r","type":"run.completed","sequence":1,"payload":{}}`
+	for _, tt := range []struct {
+		name, text string
+		skipped    int
+	}{
+		{"list", "[" + e0 + "," + e1 + "]", 0},
+		{"poll", `{"events":[` + e0 + "," + e1 + `],"isComplete":true}`, 0},
+		{"lines", e0 + "\n" + e1 + "\n", 0},
+		{"pages", `{"events":[` + e0 + `]}` + "\n" + `{"events":[` + e1 + `]}`, 0},
+		{"lines with a foreign one", e0 + "\n{\"x\":1}\n" + e1, 1},
+		{"stream", ": hello\n\nid: 0\nevent: run.started\ndata: " + e0 + "\n\nid: 1\r\ndata:" + e1 + "\r\n\r\n", 0},
+		{"stream with a batch and a snapshot", "event: batch\ndata: [" + e0 + ",\ndata: " + e1 + "]\n\nevent: state.snapshot\ndata: {}\n\n", 1},
+		{"stream that is cut off", "data: " + e0 + "\n\ndata: " + e1 + "\n\ndata: {\"eve", 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, err := ReadLog(strings.NewReader(tt.text))
+			if err != nil || len(l.Events) != 2 || len(l.Skipped) != tt.skipped {
+				t.Fatalf("ReadLog = %d events, skipped %q, %v, want 2 events and %d skipped", len(l.Events), l.Skipped, err, tt.skipped)
+			}
+			if l.Events[0].ID != "a" || l.Events[1].Type != "run.completed" {
+				t.Errorf("events = %+v", l.Events)
+			}
+		})
+	}
+	for _, text := range []string{"", " \n", "hello", "<html>", `{"eventId":`, "[1,"} {
+		if l, err := ReadLog(strings.NewReader(text)); err == nil {
+			t.Errorf("ReadLog(%q) = %v, want an error", text, l)
+		}
+	}
+	if _, err := ParseEvent([]byte(`{"eventId":"a","runId":"r","type":"t"}`)); !errors.Is(err, ErrNoEvent) {
+		t.Errorf("ParseEvent without a sequence: %v, want ErrNoEvent", err)
+	}
+}
+
+func FuzzReadLog(f *testing.F) {
+	f.Add("data: {\"eventId\":\"a\",\"runId\":\"r\",\"type\":\"run.started\",\"sequence\":0}\n\n")
+	f.Add(`[{"eventId":"a","runId":"r","type":"core.workflowChain.event","sequence":0,"payload":{"phase":"dispatch.failed"}}]`)
+	f.Fuzz(func(t *testing.T, text string) {
+		l, _ := ReadLog(strings.NewReader(text))
+		for _, x := range Check(l.Events, Model{Version: 5}) {
+			if !slices.Contains(Rules(), x.Rule) || x.Text == "" {
+				t.Errorf("finding %+v", x)
+			}
+		}
+	})
+}
+
+func TestParseDiscovery(t *testing.T) {
+	for _, tt := range []struct {
+		doc  string
+		want Model
+		ok   bool
+	}{
+		{`{}`, Model{}, true},
+		{`{"multiAgent":{"executionModel":{"supported":false,"version":3}}}`, Model{}, true},
+		{`{"multiAgent":{"executionModel":{"supported":true,"version":2,"confidenceEscalationFloor":0.8}}}`, Model{Version: 2, Floor: 0.8}, true},
+		{`{"multiAgent":{"status":"stable","executionModel":{"version":4,"confidenceEscalationInterruptKind":"approval"}}}`, Model{Version: 4, InterruptKind: "approval"}, true},
+		{`{"multiAgent":{"executionModel":{"version":2,"confidenceEscalationFloor":0.3}}}`, UnknownModel, false},
+		{`<html>`, UnknownModel, false},
+	} {
+		if m, err := ParseDiscovery([]byte(tt.doc)); m != tt.want || (err == nil) != tt.ok {
+			t.Errorf("ParseDiscovery(%s) = %+v, %v, want %+v, ok %v", tt.doc, m, err, tt.want, tt.ok)
+		}
+	}
+}
