@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -155,11 +154,7 @@ func (s source) model(ctx context.Context, asked, log string, stderr io.Writer) 
 		}
 	}
 	if asked != "" {
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			return audit.UnknownModel, fmt.Errorf("-discovery: %w", err)
-		}
-		return audit.UnknownModel, fmt.Errorf("-discovery %s: %w", name, err)
+		return audit.UnknownModel, fmt.Errorf("-discovery: %w", err)
 	}
 	fmt.Fprintf(stderr, "what the host advertises is not known: %v\n", err)
 	return audit.UnknownModel, nil
