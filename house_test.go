@@ -35,9 +35,10 @@ var rooms = map[string][]string{
 	"ancestry/boltstore":    {"ancestry", "go.etcd.io/bbolt"},
 	"carry":                 {},
 	"cmd/wopproxy": {
-		"ancestry", "ancestry/boltstore", "config", "proxy",
+		"ancestry", "ancestry/boltstore", "audit", "config", "proxy",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
 	},
+	"audit":  {},
 	"config": {"gopkg.in/yaml.v3"},
 	"proxy": {
 		"ancestry", "proxy/internal/attribution", "proxy/internal/openwop", "proxy/internal/wire",

@@ -60,7 +60,7 @@ func ReadLog(r io.Reader) (Log, error) {
 	var l Log
 	first, err := firstByte(br)
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return l, errors.New("the log is empty")
 	case err != nil:
 		return l, err

@@ -4,6 +4,7 @@
 //	wopproxy serve -config wopproxy.yaml      run beside a host
 //	wopproxy check -config wopproxy.yaml      say what is wrong with a configuration
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
+//	wopproxy audit FILE|URL                   check an event log against the execution model
 //	wopproxy demo                             watch a run cross three hosts
 //	wopproxy version                          say what this is
 //
@@ -44,6 +45,7 @@ var commands = []command{
 	{"serve", "run beside a host", serveCommand},
 	{"check", "say what is wrong with a configuration", checkCommand},
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},
+	{"audit", "check an event log against the execution model", auditCommand},
 	{"demo", "watch a run cross three hosts", demoCommand},
 	{"version", "say what this is", versionCommand},
 }
