@@ -40,22 +40,15 @@ const (
 	verdictNoRun       verdict = "no-run"      // a 2xx that does not show the run asked for
 )
 
-// hostAuth lets the host decide who may read a run: it asks for the run itself,
-// which takes the same scope as its ancestry, with the caller's own credentials.
-// A grant is remembered for grantTTL; a refusal never is.
-type hostAuth struct {
+// hostClient asks the host, with its caller's own credentials.
+type hostClient struct {
 	base        string // upstream, without the slash at its end
 	client      *http.Client
 	rewriteHost bool
 	credentials []string
-	grants      grants
-	checks      *prometheus.CounterVec
 }
 
-func newHostAuth(o APIOptions) (*hostAuth, error) {
-	if o.Upstream == nil || o.Upstream.Host == "" {
-		return nil, errors.New("ancestry API: auth mode host needs the upstream")
-	}
+func newHostClient(o APIOptions) hostClient {
 	if o.Transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.Proxy = nil // the pod's HTTP_PROXY points at this very process
@@ -65,7 +58,7 @@ func newHostAuth(o APIOptions) (*hostAuth, error) {
 		o.Credentials = []string{"Authorization", "Cookie"}
 	}
 	base := url.URL{Scheme: o.Upstream.Scheme, Host: o.Upstream.Host, Path: o.Upstream.Path, RawPath: o.Upstream.RawPath}
-	h := &hostAuth{
+	return hostClient{
 		base: strings.TrimSuffix(base.String(), "/"),
 		client: &http.Client{
 			Transport: o.Transport,
@@ -74,6 +67,49 @@ func newHostAuth(o APIOptions) (*hostAuth, error) {
 		},
 		rewriteHost: o.RewriteHost,
 		credentials: append([]string{versionHeader}, o.Credentials...),
+	}
+}
+
+// get asks for a path as the caller of r would, for no longer than hostTimeout.
+// Close the body before cancel is called.
+func (h *hostClient) get(r *http.Request, path string) (resp *http.Response, cancel func(), err error) {
+	ctx, cancel := context.WithTimeout(r.Context(), hostTimeout)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.base+path, nil)
+	if err != nil {
+		cancel()
+		return nil, nil, fmt.Errorf("ask host: %w", err)
+	}
+	if !h.rewriteHost {
+		req.Host = r.Host // as ingress forwards it: some hosts tell tenants by name
+	}
+	req.Header.Set("Accept", "application/json")
+	for _, name := range h.credentials {
+		if v := r.Header.Values(name); len(v) > 0 {
+			req.Header[http.CanonicalHeaderKey(name)] = v
+		}
+	}
+	if resp, err = h.client.Do(req); err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	return resp, cancel, nil
+}
+
+// hostAuth lets the host decide who may read a run: it asks for the run itself,
+// which takes the same scope as its ancestry, with the caller's own credentials.
+// A grant is remembered for grantTTL; a refusal never is.
+type hostAuth struct {
+	hostClient
+	grants grants
+	checks *prometheus.CounterVec
+}
+
+func newHostAuth(o APIOptions) (*hostAuth, error) {
+	if o.Upstream == nil || o.Upstream.Host == "" {
+		return nil, errors.New("ancestry API: auth mode host needs the upstream")
+	}
+	h := &hostAuth{
+		hostClient: newHostClient(o),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "wopproxy_ancestry_host_checks_total",
 			Help: "Questions to the host whether a caller may read a run, by verdict.",
@@ -98,22 +134,7 @@ func (h *hostAuth) ask(r *http.Request, underV1 bool, segment string) (RunID, er
 		h.count(verdictCached)
 		return run, nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), hostTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.base+path, nil)
-	if err != nil {
-		return "", fmt.Errorf("ask host for run: %w", err)
-	}
-	if !h.rewriteHost {
-		req.Host = r.Host // as ingress forwards it: some hosts tell tenants by name
-	}
-	req.Header.Set("Accept", "application/json")
-	for _, name := range h.credentials {
-		if v := r.Header.Values(name); len(v) > 0 {
-			req.Header[http.CanonicalHeaderKey(name)] = v
-		}
-	}
-	resp, err := h.client.Do(req)
+	resp, cancel, err := h.get(r, path)
 	if err != nil {
 		if r.Context().Err() != nil {
 			return "", r.Context().Err()
@@ -121,6 +142,7 @@ func (h *hostAuth) ask(r *http.Request, underV1 bool, segment string) (RunID, er
 		h.count(verdictUnreachable)
 		return "", unavailable("")
 	}
+	defer cancel()
 	defer resp.Body.Close()
 	return h.judge(resp, segment, key)
 }

@@ -207,8 +207,12 @@ func TestHostAuthRemembersGrants(t *testing.T) {
 		status := http.StatusOK
 		h := newAPI(t, ancestry.APIOptions{Auth: ancestry.AuthHost, Upstream: &url.URL{Scheme: "http", Host: "host"},
 			Transport: pipeHost(func(r *http.Request) (*http.Response, error) {
-				asked.Add(1)
 				w := httptest.NewRecorder()
+				if path.Base(r.URL.Path) == "ancestry" { // not the question that is remembered
+					reply(http.StatusNotFound, "")(w, r)
+					return w.Result(), nil
+				}
+				asked.Add(1)
 				reply(status, fmt.Sprintf(`{"runId":%q}`, path.Base(r.URL.Path)))(w, r)
 				return w.Result(), nil
 			})}).Wrap(behind)

@@ -40,7 +40,9 @@ const (
 )
 
 // APIOptions configures an API. Reader, HostID and Auth are required, and so
-// are Bearer in mode bearer and Upstream in mode host.
+// are Bearer in mode bearer and Upstream in mode host. In every mode Upstream is
+// asked for its own answer where no parent is known here, unless Bearer has opened
+// the run.
 type APIOptions struct {
 	Reader Reader
 	HostID string // the hostId that discovery advertises, exactly
@@ -72,7 +74,8 @@ type APIOptions struct {
 // exist and a run that the caller may not see get the same answer.
 type API struct {
 	o        APIOptions
-	host     *hostAuth // in mode host
+	host     *hostAuth   // in mode host
+	upstream *hostClient // whose own answer is asked for where we know no parent; nil: nobody's
 	v1, v2   string    // the version served of each major, or empty
 	requests *prometheus.CounterVec
 }
@@ -95,6 +98,10 @@ func NewAPI(o APIOptions) (*API, error) {
 		o.Registerer = prometheus.NewRegistry()
 	}
 	a := &API{o: o}
+	if o.Upstream != nil && o.Upstream.Host != "" {
+		c := newHostClient(o)
+		a.upstream = &c
+	}
 	for _, v := range o.Versions {
 		switch major(v) {
 		case 1:
@@ -156,6 +163,14 @@ func (a *API) Wrap(next http.Handler) http.Handler {
 			return
 		}
 		body, err := a.answer(r, &q)
+		if theirs, version := a.native(r, body, err); theirs != nil {
+			if version != "" {
+				w.Header().Set(versionHeader, version)
+			}
+			writeBody(w, http.StatusOK, theirs)
+			a.requests.WithLabelValues("200").Inc()
+			return
+		}
 		if err != nil {
 			a.requests.WithLabelValues(strconv.Itoa(a.fail(w, r, q.version, err))).Inc()
 			return
