@@ -76,7 +76,7 @@ type API struct {
 	o        APIOptions
 	host     *hostAuth   // in mode host
 	upstream *hostClient // whose own answer is asked for where we know no parent; nil: nobody's
-	v1, v2   string    // the version served of each major, or empty
+	v1, v2   string      // the version served of each major, or empty
 	requests *prometheus.CounterVec
 }
 
