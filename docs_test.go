@@ -136,8 +136,10 @@ func TestProgram(t *testing.T) {
 				}
 			}
 		}
-		if want := []string{"ancestry", "check", "demo", "serve", "version"}; !slices.Equal(slices.Sorted(maps.Keys(manuals)), want) {
-			t.Errorf("the documents show the commands %q, want %q", slices.Sorted(maps.Keys(manuals)), want)
+		for _, m := range regexp.MustCompile(`(?m)^  (\w+)`).FindAllStringSubmatch(run(t, "help"), -1) {
+			if _, ok := manuals[m[1]]; !ok {
+				t.Errorf("no document shows wopproxy %s", m[1])
+			}
 		}
 	})
 	t.Run("check", func(t *testing.T) {
