@@ -432,6 +432,11 @@ type Limits struct {
 	// of any length, passes unread, and the events behind it are read again.
 	// Default 1MiB; 1KiB to 256MiB. Up to twice as much is held for each stream.
 	InspectedEvent Bytes `yaml:"inspectedEvent" min:"1KiB" max:"256MiB"`
+	// StdioLine is the longest line of a stdio server or its client that is read;
+	// a longer one passes as it is, and the call that it answers counts as live
+	// until runs.ttl is over. Default 16MiB; 64KiB to 64MiB. Up to twice as
+	// much is held for a moment in each direction. A change needs a restart.
+	StdioLine Bytes `yaml:"stdioLine" min:"64KiB" max:"64MiB" restart:"yes"`
 	// LiveRuns is how many runs may be live at once; calls of further ones find
 	// no parent. Default 100000; 1 to 10000000. A change needs a restart.
 	LiveRuns int `yaml:"liveRuns" min:"1" max:"10000000" restart:"yes"`

@@ -42,6 +42,7 @@ func Default() *Config {
 			BodyPatience:   Duration{10 * time.Second},
 			Header:         64 << 10,
 			InspectedEvent: 1 << 20,
+			StdioLine:      16 << 20,
 			LiveRuns:       100_000,
 			Bindings:       100_000,
 			Webhooks:       100_000,

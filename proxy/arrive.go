@@ -144,7 +144,7 @@ func (x *exchange) sends() bool {
 // run, whatever the host calls may be on its behalf. What only answers or
 // notifies asks for no work; what only reads leaves none behind.
 func (x *exchange) noteOther(r *http.Request) {
-	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification {
+	if x.msg.Kind == wire.Response || x.msg.Kind == wire.Notification && !x.prompts() {
 		return
 	}
 	x.working = true
@@ -153,6 +153,12 @@ func (x *exchange) noteOther(r *http.Request) {
 		x.trace = ancestry.TraceID(wire.ParseContext(h[headerTraceparent], nil, nil).TraceID)
 	}
 	x.p.runs.Other(x.trace)
+}
+
+// prompts reports whether a notification has a stdio server ask its client for
+// something, usually roots. Over HTTP what it asks does not leave by egress.
+func (x *exchange) prompts() bool {
+	return x.pipe && (x.msg.Method == "notifications/initialized" || x.msg.Method == "notifications/roots/list_changed")
 }
 
 // idle ends noteOther, at the end of the exchange or as soon as it turns out to

@@ -39,6 +39,23 @@ func newSidecar(t testing.TB, hostID, upstream string, tune ...func(*Options, *P
 // after a restart.
 func newSidecarOn(t testing.TB, store ancestry.Store, hostID, upstream string, tune ...func(*Options, *Policy)) *sidecar {
 	t.Helper()
+	s := assemble(t, store, hostID, upstream, tune...)
+	s.ingress = newServer(s.handled.wrap(s.CheckOrigin(s.Ingress())))
+	s.egress = newServer(s.handled.wrap(s.Egress()))
+	t.Cleanup(func() {
+		s.ingress.Close()
+		s.egress.Close()
+		// Whatever a test has left open goes now, so that no upstream waits for it.
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = s.Drain(ctx)
+	})
+	return s
+}
+
+// assemble makes a Proxy and its recorder, without listeners.
+func assemble(t testing.TB, store ancestry.Store, hostID, upstream string, tune ...func(*Options, *Policy)) *sidecar {
+	t.Helper()
 	s := &sidecar{reg: prometheus.NewRegistry()}
 	s.recorder = ancestry.NewRecorder(store, ancestry.RecorderOptions{})
 	s.notebook = &notebook{Recorder: s.recorder}
@@ -65,16 +82,6 @@ func newSidecarOn(t testing.TB, store ancestry.Store, hostID, upstream string, t
 	if s.Proxy, err = New(o, pol); err != nil {
 		t.Fatal(err)
 	}
-	s.ingress = newServer(s.handled.wrap(s.CheckOrigin(s.Ingress())))
-	s.egress = newServer(s.handled.wrap(s.Egress()))
-	t.Cleanup(func() {
-		s.ingress.Close()
-		s.egress.Close()
-		// Whatever a test has left open goes now, so that no upstream waits for it.
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		_ = s.Drain(ctx)
-	})
 	return s
 }
 

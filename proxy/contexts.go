@@ -8,7 +8,7 @@ import (
 
 // carriers names the places where a message may carry trace context, the one
 // that counts most first.
-var carriers = [...]string{"in-message", "header", "foreign", "tylo-message", "tylo-header"}
+var carriers = [...]string{"in-message", "header", "foreign", "tylo-message", "tylo-header", "environment"}
 
 // contexts reads every carrier of a request, in the order of carriers; what is
 // absent or malformed is not valid. Malformed is counted, and never an error.
@@ -39,6 +39,9 @@ func (x *exchange) contexts(r *http.Request) [len(carriers)]spanContext {
 	if h := r.Header; h[headerTyloTrace] != nil || h[headerTyloParent] != nil {
 		ids, _ := wire.ParseTyloHeaders(h[headerTyloTrace], h[headerTyloParent])
 		see(4, x.tyloContext(ids))
+	}
+	if x.ambient.Valid() {
+		see(5, x.ambient)
 	}
 	return found
 }

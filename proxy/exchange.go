@@ -33,6 +33,7 @@ type exchange struct {
 	dir    direction
 	began  time.Time
 
+	pipe    bool // a line of a stdio server or its client, not a request of HTTP
 	head    head
 	msg     wire.Message
 	session string        // MCP session of the request
@@ -40,6 +41,7 @@ type exchange struct {
 	rest    io.ReadCloser // the body, when it was not
 	clues   attribution.Clues
 
+	ambient  spanContext  // the context of the process, where a message is said to have that
 	received spanContext  // the caller's context that counts; invalid: none
 	stray    []trace.Link // contexts that came along and do not count
 	context  spanContext  // what the next hop is told
@@ -164,6 +166,9 @@ func (x *exchange) operation(r *http.Request) string {
 	if m := x.msg.Method; m != "" {
 		return m[:min(len(m), bound)]
 	}
+	if x.pipe {
+		return x.msg.Kind.String() // a batch
+	}
 	path := r.URL.EscapedPath()
 	if x.head.hints.REST {
 		path = path[strings.LastIndexByte(path, '/'):]
@@ -283,12 +288,19 @@ func (x *exchange) edit(r *http.Request) wire.Edit {
 		Traceparent: x.context.Traceparent(), Tracestate: string(x.context.State), Baggage: x.context.Baggage,
 		Ancestry: x.msg.Ancestry, MaxSize: int(x.policy.InspectedBody),
 	}
+	if x.dir == ingress && !x.trusted {
+		e.Ancestry = "" // as its header
+	}
 	if x.dir == egress {
 		e.InMessage = allows(x.policy.A2AInMessage, authority(r.URL), false)
 		e.Tylo = x.tylo
 		// What the host has passed on is its caller's, and is replaced or removed.
 		e.Ancestry = ""
-		if len(x.sent.Ancestors) > 0 && allows(x.policy.AncestryInMessage, authority(r.URL), false) {
+		told := allows(x.policy.AncestryInMessage, authority(r.URL), false)
+		if x.pipe {
+			told = x.msg.Kind == wire.Request // there is no header, and nothing begins with a notification
+		}
+		if len(x.sent.Ancestors) > 0 && told {
 			e.Ancestry = x.sent.Header()
 		}
 	}
@@ -353,7 +365,11 @@ func (x *exchange) awaitCommit(ctx contextDone) {
 	select {
 	case <-c.Done():
 	default:
-		timeout := time.NewTimer(x.policy.CommitTimeout)
+		wait := x.policy.CommitTimeout
+		if x.pipe {
+			wait -= time.Since(x.began) // all that is behind this answer waits, too
+		}
+		timeout := time.NewTimer(wait)
 		defer timeout.Stop()
 		select {
 		case <-c.Done():

@@ -71,6 +71,10 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		}
 		run = x.runOf(r, v)
 	}
+	if x.pipe && x.msg.Kind == wire.Notification && v.Evidence == ancestry.EvidenceSingleFlight {
+		// A server tells its client of much that no request has caused.
+		v = attribution.Verdict{Reason: attribution.ReasonSingleFlightOff}
+	}
 	x.count(v)
 	if v.Evidence == "" {
 		return

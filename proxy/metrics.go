@@ -30,6 +30,7 @@ const (
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
 	limitVisits   = "max-visits-per-host"
+	limitLine     = "stdio-line" // a line of a stdio server or its client passed unread
 )
 
 // operationBuckets are those the OpenTelemetry conventions for MCP prescribe.
@@ -141,7 +142,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits, limitLine} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

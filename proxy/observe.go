@@ -181,6 +181,9 @@ func (x *exchange) learnTask(a wire.Answer) {
 		// The first task is the run's own; a stream may speak of others later.
 		x.named = true
 		x.alias(id)
+		if x.pipe {
+			x.bind(attribution.Key{Kind: kindTask, ID: a.TaskID})
+		}
 	}
 	if own := x.run != nil && x.run.ID() == id; x.msg.Protocol == wire.A2A && (own || x.dir == egress && x.policy.SessionsPerRun) {
 		x.bindConversation(attribution.KindA2ATask, a.TaskID)
@@ -203,7 +206,8 @@ func (x *exchange) taskRun(a wire.Answer) (ancestry.RunID, error) {
 // endTask ends the run of a task that the host says has ended, whichever
 // request asked.
 func (x *exchange) endTask(a wire.Answer) {
-	if x.dir != ingress || a.TaskID == "" || !a.State.Terminal() {
+	host := x.dir == ingress || x.pipe && x.msg.Kind == wire.Notification // it is the host that says so
+	if !host || a.TaskID == "" || !a.State.Terminal() {
 		return
 	}
 	if id, err := x.taskRun(a); err == nil {
@@ -355,6 +359,8 @@ func (x *exchange) over() bool {
 		return !x.goesOn
 	case x.stays || x.status == http.StatusAccepted && !x.answered:
 		return false
+	case x.pipe:
+		return true // answered, or cancelled in so many words
 	case x.msg.Protocol == wire.A2A:
 		return x.answered
 	case x.msg.Protocol == wire.MCP && (x.outcome == outcomeClient || x.streamed && !x.answered && x.session != ""):

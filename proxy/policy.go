@@ -48,6 +48,7 @@ type Policy struct {
 	InspectedBody    int64         // longer bodies pass unread; default 4 MiB
 	InspectedEvent   int           // longer SSE events pass unread; default 1 MiB
 	BodyPatience     time.Duration // a body that takes longer to arrive passes unread; default 10 s
+	StdioLine        int64         // longer lines of stdio pass unread; default 16 MiB
 	MaxDepth         int           // a delegation deeper than this is refused; 0: never
 	MaxVisitsPerHost int           // a run above which this host stands more often is refused; 0: never
 }
@@ -82,6 +83,9 @@ func (p Policy) compile() (*policy, error) {
 	}
 	if p.BodyPatience == 0 {
 		p.BodyPatience = 10 * time.Second
+	}
+	if p.StdioLine == 0 {
+		p.StdioLine = 16 << 20
 	}
 	if p.MCPMethods == nil {
 		p.MCPMethods = []string{"tools/call", "resources/read", "prompts/get"}

@@ -1,7 +1,7 @@
 // Package proxy is the data path: Ingress stands in front of the host, adopts
 // the context of each call that arrives and starts its run; Egress stands
 // behind it, attributes each call that leaves to a run and stamps that run's
-// context into it.
+// context into it. Stdio does both for a host that speaks over its pipes.
 //
 // The package promises two things before all others. Traffic comes first: what
 // it cannot read, or fails to edit, passes as it came, and no fault of its own
@@ -36,11 +36,11 @@ type Recorder interface {
 	Lookup(context.Context, ancestry.RunID) (ancestry.Link, error)
 }
 
-// Options configure a Proxy for its lifetime. HostID, WellKnown, Upstream and
-// Recorder are required.
+// Options configure a Proxy for its lifetime. HostID and Recorder are required,
+// and for Ingress Upstream.
 type Options struct {
 	HostID    string   // the host's stable id, as its peers know it
-	WellKnown string   // the host's public /.well-known/openwop URL
+	WellKnown string   // the host's public /.well-known/openwop URL; empty: it has none
 	Upstream  *url.URL // the host itself
 	Recorder  Recorder
 
@@ -78,8 +78,8 @@ type Proxy struct {
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.
 func New(o Options, p Policy) (*Proxy, error) {
-	if o.HostID == "" || o.WellKnown == "" || o.Upstream == nil || o.Recorder == nil {
-		return nil, errors.New("proxy: HostID, WellKnown, Upstream and Recorder are required")
+	if o.HostID == "" || o.Recorder == nil {
+		return nil, errors.New("proxy: HostID and Recorder are required")
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -92,6 +92,9 @@ func New(o Options, p Policy) (*Proxy, error) {
 	}
 	if o.WebhookTTL == 0 {
 		o.WebhookTTL = 24 * time.Hour
+	}
+	if o.MaxRuns == 0 {
+		o.MaxRuns = 100_000
 	}
 	px := &Proxy{
 		o: o,

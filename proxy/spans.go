@@ -95,15 +95,20 @@ func (x *exchange) attributes(r *http.Request) []attribute.KeyValue {
 	if id := strings.Trim(m.ID, `"`); id != "" {
 		a = append(a, attribute.String("jsonrpc.request.id", id))
 	}
-	a = append(a, attribute.String("network.transport", "tcp"), attribute.String("network.protocol.name", "http"),
-		attribute.String("network.protocol.version", protoVersion(r)))
+	if x.pipe {
+		a = append(a, attribute.String("network.transport", "pipe"))
+	} else {
+		a = append(a, attribute.String("network.transport", "tcp"), attribute.String("network.protocol.name", "http"),
+			attribute.String("network.protocol.version", protoVersion(r)))
+		a = append(a, x.peer(r)...)
+	}
 	if x.run != nil { // on ingress it may not have begun yet
 		a = append(a, attribute.String("wopproxy.run.id", string(x.run.ID())))
 	}
 	if x.evidence != "" {
 		a = append(a, attribute.String("wopproxy.attribution", string(x.evidence)))
 	}
-	return append(a, x.peer(r)...)
+	return a
 }
 
 // peer names the other side: the server we call, or the client that calls us.

@@ -82,6 +82,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		Sample:         c.Tracing.Sample,
 		InspectedBody:  int64(c.Limits.InspectedBody), InspectedEvent: int(c.Limits.InspectedEvent),
 		BodyPatience: c.Limits.BodyPatience.Duration,
+		StdioLine:    int64(c.Limits.StdioLine),
 		MaxDepth:     c.Limits.MaxDepth, MaxVisitsPerHost: c.Limits.MaxVisitsPerHost,
 	}
 	if p.RewriteHost { // the host can no longer check them; an empty list lets nothing in
