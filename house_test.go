@@ -35,7 +35,7 @@ var rooms = map[string][]string{
 	"ancestry/boltstore":    {"ancestry", "go.etcd.io/bbolt"},
 	"carry":                 {},
 	"cmd/wopproxy": {
-		"ancestry", "ancestry/boltstore", "audit", "config", "proxy",
+		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "proxy",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
 	},
 	"audit":  {},

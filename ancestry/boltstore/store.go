@@ -57,6 +57,9 @@ type Store struct {
 	broken error      // a commit that panicked: what bbolt holds in memory cannot be trusted
 }
 
+// ErrInUse is returned by Open for a store that another process has open.
+var ErrInUse = errors.New("is used by another process")
+
 // Open opens the store in o.Dir, and creates it if there is none.
 func Open(o Options) (*Store, error) {
 	o.Window = cmp.Or(o.Window, 24*time.Hour)

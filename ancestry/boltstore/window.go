@@ -69,7 +69,7 @@ var errDamaged = errors.New("database is damaged")
 func explain(path string, err error) error {
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return fmt.Errorf("%s is used by another process: stop it or give this one its own ancestry.store.bolt.dir", path)
+		return fmt.Errorf("%s %w: stop it or give this one its own ancestry.store.bolt.dir", path, ErrInUse)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: %w: let the user that wopproxy runs as own the directory and its files", path, err)
 	case errors.Is(err, errNewer):

@@ -2,6 +2,7 @@
 // between agent hosts.
 //
 //	wopproxy serve -config wopproxy.yaml      run beside a host
+//	wopproxy exec -- COMMAND                  start a host with a wopproxy of its own
 //	wopproxy check -config wopproxy.yaml      say what is wrong with a configuration
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
 //	wopproxy audit FILE|URL                   check an event log against the execution model
@@ -43,6 +44,7 @@ type command struct {
 
 var commands = []command{
 	{"serve", "run beside a host", serveCommand},
+	{"exec", "start a host with a wopproxy of its own", execCommand},
 	{"check", "say what is wrong with a configuration", checkCommand},
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},
 	{"audit", "check an event log against the execution model", auditCommand},

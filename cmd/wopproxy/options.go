@@ -46,7 +46,7 @@ func readSecrets(c *config.Config, env lookupEnv) (*secrets, error) {
 }
 
 // proxyOptions is the part of the configuration that takes a restart to change.
-func (s *sidecar) proxyOptions(c *config.Config, t trust) proxy.Options {
+func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 	quarantine := c.Attribution.Quarantine.Duration
 	if quarantine == 0 {
 		quarantine = -1 // none, where 0 is the default
@@ -58,7 +58,7 @@ func (s *sidecar) proxyOptions(c *config.Config, t trust) proxy.Options {
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,
 		SingleFlight: c.Attribution.SingleFlight,
-		CA:           t.ca, Roots: t.roots,
+		CA:           s.trust.ca, Roots: s.trust.roots,
 		Registerer: s.metrics, Logger: s.log,
 	}
 	if s.tracing != nil {

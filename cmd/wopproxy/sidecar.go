@@ -42,6 +42,7 @@ type sidecar struct {
 	store    ancestry.Store
 	recorder *ancestry.Recorder
 	tracing  *sdktrace.TracerProvider // nil: no spans
+	trust    trust
 	proxy    *proxy.Proxy
 	api      *ancestry.API
 	draining atomic.Bool
@@ -120,11 +121,10 @@ func (s *sidecar) open(ctx context.Context, c *config.Config) error {
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
 		return err
 	}
-	t, err := newTrust(c, s.env)
-	if err != nil {
+	if s.trust, err = newTrust(c, s.env); err != nil {
 		return err
 	}
-	if s.proxy, err = proxy.New(s.proxyOptions(c, t), proxyPolicy(c, sec)); err != nil {
+	if s.proxy, err = proxy.New(s.proxyOptions(c), proxyPolicy(c, sec)); err != nil {
 		return err
 	}
 	s.api, err = ancestry.NewAPI(ancestry.APIOptions{
