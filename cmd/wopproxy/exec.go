@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -280,32 +279,16 @@ func (h *execHost) inside(ctx context.Context, s *sidecar, serving *task) (ended
 	}
 }
 
-// awaitReady returns when s answers that it is ready. All its listeners were
-// bound before, so one question is enough.
+// awaitReady returns when s serves.
 func awaitReady(ctx context.Context, s *sidecar, serving *task) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { // ends with this function, or the proxy
-		select {
-		case <-serving.done:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+reachable(s.admin.Addr())+"/readyz", nil)
-	if err != nil {
-		return err
+	select {
+	case <-s.serving:
+		return nil
+	case <-serving.done:
+		return errors.New("wopproxy has ended before COMMAND was started")
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	tr := &http.Transport{DisableKeepAlives: true} // takes no proxy from the environment
-	resp, err := tr.RoundTrip(r)
-	if err != nil {
-		return fmt.Errorf("wopproxy does not get ready: %w", err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("wopproxy does not get ready: /readyz says %s", resp.Status)
-	}
-	return nil
 }
 
 // reachable is the address at which this machine reaches a listener.

@@ -45,6 +45,7 @@ type sidecar struct {
 	trust    trust
 	proxy    *proxy.Proxy
 	api      *ancestry.API
+	serving  chan struct{} // closed when everything is served
 	draining atomic.Bool
 	listeners
 }
@@ -86,7 +87,7 @@ func (l *listeners) close() error {
 
 // newSidecar opens the store and puts the parts together. It takes over l.
 func newSidecar(ctx context.Context, c *config.Config, l *listeners, env lookupEnv, stderr io.Writer) (*sidecar, error) {
-	s := &sidecar{listeners: *l, env: env, started: c, metrics: prometheus.NewRegistry()}
+	s := &sidecar{listeners: *l, env: env, started: c, metrics: prometheus.NewRegistry(), serving: make(chan struct{})}
 	s.level.Set(c.Log.Level)
 	s.log = slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: &s.level}))
 	s.config.Store(c)
@@ -154,6 +155,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	reloader := begin(ctx, s.watch())
 	s.log.InfoContext(ctx, "serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
 		"egress", s.egress.Addr().String(), "admin", s.admin.Addr().String())
+	close(s.serving)
 
 	select {
 	case <-ctx.Done():
