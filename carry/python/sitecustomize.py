@@ -234,8 +234,8 @@ def _gunicorn(*args):
     return None
 
 
-# Module -> function that serves one request -> where its headers are. Servers
-# come first; frameworks are for servers that cannot be seen from Python.
+# Module -> function that serves one request -> where its headers are. The WSGI
+# frameworks are for servers that cannot be seen from Python.
 _SERVERS = {
     "socketserver": {"BaseServer.finish_request": lambda *_: None},
     "gunicorn.workers.sync": {"SyncWorker.handle_request": _gunicorn},
@@ -254,9 +254,6 @@ _SERVERS = {
     },
     "hypercorn.utils": {"invoke_asgi": _asgi},
     "hypercorn.app_wrappers": {"ASGIWrapper.__call__": _asgi, "WSGIWrapper.__call__": _asgi},
-    "starlette.applications": {"Starlette.__call__": _asgi},
-    "quart.app": {"Quart.__call__": _asgi},
-    "django.core.handlers.asgi": {"ASGIHandler.__call__": _asgi},
     "django.core.handlers.wsgi": {"WSGIHandler.__call__": _wsgi},
     "flask.app": {"Flask.__call__": _wsgi},
 }
@@ -272,6 +269,23 @@ def _serve(functions):
                 pass  # this version has no such function
 
     return hook
+
+
+def _asgi_framework(name):
+    """For servers that cannot be seen from Python, too. A server may try how the
+    application can be called, so that has to stay as it was."""
+
+    def make(original):
+        if original.__code__.co_varnames[: original.__code__.co_argcount] != ("self", "scope", "receive", "send"):
+            raise TypeError("not an ASGI 3 application")
+        scoped = _scope(_asgi)(original)
+
+        async def call(self, scope, receive, send):
+            return await scoped(self, scope, receive, send)
+
+        return call
+
+    return lambda module: _replace(getattr(module, name), "__call__", make)
 
 
 def _http_server(module):
@@ -488,7 +502,7 @@ def _queues(module):
 
         def get(self, *args, **kwargs):
             # Last in, first out is how spare connections are kept, not work.
-            lifo = isinstance(self, module.LifoQueue)
+            lifo = any(c.__name__ == "LifoQueue" for c in type(self).__mro__)
             return (original if lifo else turning)(self, *args, **kwargs)
 
         return get
@@ -585,6 +599,9 @@ def _streams(module):
 
 _HOOKS = {module: _serve(functions) for module, functions in _SERVERS.items()}
 _HOOKS.update({
+    "starlette.applications": _asgi_framework("Starlette"),
+    "quart.app": _asgi_framework("Quart"),
+    "django.core.handlers.asgi": _asgi_framework("ASGIHandler"),
     "http.server": _http_server,
     "wsgiref.handlers": _wsgiref,
     "http.client": _http_client,
