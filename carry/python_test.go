@@ -233,7 +233,7 @@ func carried(path string, in http.Header) http.Header {
 	want := maps.Clone(in)
 	switch path {
 	case "/direct":
-		want = http.Header{"Traceparent": in["Traceparent"]}
+		want = http.Header{"Traceparent": in["Traceparent"], "Tracestate": {"other=1"}}
 	case "/tunnelled":
 		want = http.Header{"Traceparent": in["Traceparent"], "Tracestate": in["Tracestate"]}
 	case "/call/own":
@@ -242,12 +242,11 @@ func carried(path string, in http.Header) http.Header {
 			"Run-Id":      {"own"}, "Run-Ancestry": in["Run-Ancestry"],
 		}
 	}
-	if in == nil {
-		for name := range want {
-			if path != "/call/own" || name == "Run-Ancestry" {
-				delete(want, name)
-			}
-		}
+	switch {
+	case in == nil && path == "/call/own":
+		delete(want, "Run-Ancestry")
+	case in == nil:
+		return http.Header{}
 	}
 	return want
 }
@@ -429,5 +428,212 @@ func TestPythonServers(t *testing.T) {
 			o := newOutside(t)
 			play(t, o, startHost(t, p, o, tt.server), 12, tt.kinds, tt.extra)
 		})
+	}
+}
+
+// runPython runs a program with the shim and returns what it prints. Nothing but
+// the program may say anything.
+func runPython(t *testing.T, p python, path string, env []string, program string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), p.path, "-c", program)
+	cmd.Env = pythonEnv(path, env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("python: %v\n%s", err, &stderr)
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("stderr = %q, want nothing", &stderr)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// TestPythonChains: a sitecustomize that the shim hides runs as if it was alone,
+// whatever it does.
+func TestPythonChains(t *testing.T) {
+	p := pythons(t)[0]
+	shim, other := shimDir(t), t.TempDir()
+	path := shim + string(os.PathListSeparator) + other
+	custom := func(text string) { write(t, filepath.Join(other, "sitecustomize.py"), text) }
+	const hooked = "import sys, http.client; print(hasattr(http.client.HTTPConnection.endheaders, '__wrapped__')); import sitecustomize; "
+
+	custom("import sys\nsys.seen = (__name__, __file__, __spec__.origin)\nvalue = 7\n")
+	file := filepath.Join(other, "sitecustomize.py")
+	want := fmt.Sprintf("True\n7 ('sitecustomize', '%s', '%s') True", file, file)
+	if got := runPython(t, p, path, nil, hooked+"print(sitecustomize.value, sys.seen, sys.modules['sitecustomize'] is sitecustomize)"); got != want {
+		t.Errorf("with a sitecustomize of its own: %q, want %q", got, want)
+	}
+
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(other, "sitecustomize", "__init__.py"), "from .part import value\n")
+	write(t, filepath.Join(other, "sitecustomize", "part.py"), "value = 8\n")
+	if got := runPython(t, p, path, nil, hooked+"print(sitecustomize.value)"); got != "True\n8" {
+		t.Errorf("with a package: %q, want True and 8", got)
+	}
+	if err := os.RemoveAll(filepath.Join(other, "sitecustomize")); err != nil {
+		t.Fatal(err)
+	}
+
+	// One that fails is reported as it would be without us, and Python goes on.
+	for text, says := range map[string]string{
+		"raise ValueError('theirs')\n":                   "Error in sitecustomize; set PYTHONVERBOSE for traceback:\nValueError: theirs\n",
+		"import no_such_module\n":                        "Error in sitecustomize; set PYTHONVERBOSE for traceback:\nModuleNotFoundError: No module named 'no_such_module'\n",
+		"raise ImportError('x', name='sitecustomize')\n": "",
+	} {
+		custom(text)
+		for _, path := range []string{other, path} {
+			cmd := exec.CommandContext(t.Context(), p.path, "-c", "print('goes on')")
+			cmd.Env = pythonEnv(path)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			if err != nil || string(out) != "goes on\n" || stderr.String() != says {
+				t.Errorf("%q under %s: %v, stdout %q, stderr %q, want %q", text, path, err, out, &stderr, says)
+			}
+		}
+	}
+}
+
+// TestPythonStaysOut shows when nothing is done at all.
+func TestPythonStaysOut(t *testing.T) {
+	const hooked = `
+import http.client, threading, sys
+print(hasattr(http.client.HTTPConnection.endheaders, "__wrapped__"), hasattr(threading.Thread.start, "__wrapped__"), "_wopproxy_carry" in sys.modules)`
+	shim, otel := shimDir(t), filepath.Join(t.TempDir(), "opentelemetry", "instrumentation", "auto_instrumentation")
+	write(t, filepath.Join(otel, "sitecustomize.py"), "")
+	both := func(a, b string) string { return a + string(os.PathListSeparator) + b }
+	for _, p := range pythons(t) {
+		for _, tt := range []struct {
+			name, path string
+			env        []string
+			want       string
+		}{
+			{"on", shim, nil, "True True True"},
+			{"off", shim, []string{"WOPPROXY_CARRY=off"}, "False False False"},
+			{"OpenTelemetry instruments, after us", both(shim, otel), nil, "False False False"},
+			{"OpenTelemetry instruments, before us", both(otel, shim), nil, "False False False"},
+			{"twice on the path", both(shim, shimDir(t)), nil, "True True True"},
+			{"no header to carry", shim, []string{"WOPPROXY_CARRY_HEADERS= , ,"}, "True True True"},
+		} {
+			if got := runPython(t, p, tt.path, tt.env, hooked); got != tt.want {
+				t.Errorf("%s, %s: %s, want %s", p.version, tt.name, got, tt.want)
+			}
+		}
+	}
+}
+
+// TestPythonSurprises: what is not as expected switches the part off that met it,
+// without a word, and what the program does goes on.
+func TestPythonSurprises(t *testing.T) {
+	p, shim := pythons(t)[0], shimDir(t)
+	for _, tt := range []struct{ name, program, want string }{
+		{"a module without what is looked for", `
+import sys, types, threading, importlib, sitecustomize
+start = threading.Thread.start
+sys.modules["http.client"] = types.ModuleType("http.client")
+del sys.modules["_wopproxy_carry"]
+importlib.reload(sitecustomize)
+print("http.client" in sys.modules["_wopproxy_carry"]._off, threading.Thread.start is not start)`, "True True"},
+		{"a connection with other insides", `
+import http.client, sys
+carry = sys.modules["_wopproxy_carry"]
+class Sock:
+    def sendall(self, data): print(data)
+class Other(list):
+    def __getitem__(self, i): raise KeyError
+def call(buffer):
+    c = http.client.HTTPConnection("nowhere.test")
+    c.sock = Sock()
+    c.putrequest("GET", "/", skip_accept_encoding=True)
+    c._buffer = buffer(c._buffer)
+    c.endheaders()
+carry._current.set(carry._read([("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]))
+for buffer in list, Other, list: call(buffer)
+print(carry._off)`, `b'GET / HTTP/1.1\r\nHost: nowhere.test\r\ntraceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n\r\n'
+b'GET / HTTP/1.1\r\nHost: nowhere.test\r\n\r\n'
+b'GET / HTTP/1.1\r\nHost: nowhere.test\r\n\r\n'
+{'http.client'}`},
+		{"what the program's own code raises is its own", `
+import sys, threading, http.client, concurrent.futures as f
+carry = sys.modules["_wopproxy_carry"]
+carry._current.set(carry._read([("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]))
+for fail in lambda: f.ThreadPoolExecutor(1).submit(lambda: 1 / 0).result(), \
+        lambda: http.client.HTTPConnection("nowhere.test").endheaders(), \
+        lambda: f.ThreadPoolExecutor(1).submit():
+    try: fail()
+    except Exception as e: print(type(e).__name__)
+t = threading.Thread(); t.start(); t.join()
+try: t.start()
+except RuntimeError as e: print(e)
+print(carry._off)`, "ZeroDivisionError\nCannotSendHeader\nTypeError\nthreads can only be started once\nset()"},
+	} {
+		if got := runPython(t, p, shim, nil, tt.program); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestPythonHeaders shows what is taken from a request, and what is not.
+func TestPythonHeaders(t *testing.T) {
+	p, shim := pythons(t)[0], shimDir(t)
+	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	const program = `
+import os, sys
+carry = sys.modules["_wopproxy_carry"]
+T, U = "` + trace + `", "` + trace + `".replace("a", "b")
+def show(headers, way=carry._READ_BY_PROXY, own=[]):
+    carry._current.set(carry._read(headers))
+    print(" ".join("%s=%s" % h for h in carry._additions(own, way)) or "-")
+full = [("baggage", "x=y"), ("tracestate", "a=1"), ("TRACESTATE", "wop=z,b=2"), ("My-Run", "r"), ("Run-Id", "s"), ("Traceparent", T)]
+show(full)
+show(full, carry._TUNNELLED)
+show(full, carry._DIRECT)
+show([("traceparent", T), ("tracestate", "wop=z")], carry._DIRECT)
+show(full, own=[(b"TraceParent", b" " + T.encode()), ("BAGGAGE", "")])
+show(full, own=[("traceparent", U)])
+show([("tracestate", "a=1"), ("baggage", "x=y"), ("my_run", "r")])
+show([(b"traceparent", T.encode()), (b"traceparent", U.encode()), (b"my-run", b"r")])
+show([("traceparent", T + "\r\nX: y"), ("my-run", "r" * 9000)])
+show([("traceparent", T.replace("-", "_")), ("my-run", "\xe9")])
+sys.modules["opentelemetry"] = os
+show(full, own=[("traceparent", U)])
+show(full)`
+	want := strings.ReplaceAll(strings.Join([]string{
+		"traceparent=T baggage=x=y tracestate=a=1,wop=z,b=2 My-Run=r",
+		"traceparent=T tracestate=a=1,wop=z,b=2",
+		"traceparent=T tracestate=a=1,b=2",
+		"traceparent=T",
+		"tracestate=a=1,wop=z,b=2 My-Run=r",
+		"My-Run=r",
+		"My-Run=r",
+		"My-Run=r",
+		"-",
+		"-",
+		"-",
+		"traceparent=T baggage=x=y tracestate=a=1,wop=z,b=2 My-Run=r",
+	}, "\n"), "=T", "="+trace)
+	got := runPython(t, p, shim, []string{"WOPPROXY_CARRY_HEADERS=traceparent, tracestate,baggage,My-Run"}, program)
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestPythonEgress shows which proxy is wopproxy's.
+func TestPythonEgress(t *testing.T) {
+	p, shim := pythons(t)[0], shimDir(t)
+	for want, env := range map[string][]string{
+		"('', 80)":             nil,
+		"('127.0.0.1', 8089)":  {"HTTP_PROXY=http://run:s@127.0.0.1:8089/"},
+		"('egress.test', 80)":  {"http_proxy=egress.TEST"},
+		"('::1', 8089)":        {"http_proxy=http://[::1]:8089", "HTTP_PROXY=http://other:1"},
+		"('127.0.0.1', 8090)":  {"WOPPROXY_EGRESS=http://127.0.0.1:8090", "http_proxy=http://corporate:3128"},
+		"('egress.test', 443)": {"WOPPROXY_EGRESS=https://egress.test"},
+	} {
+		if got := runPython(t, p, shim, env, "import sys; print(sys.modules['_wopproxy_carry']._proxy)"); got != want {
+			t.Errorf("%q: %s, want %s", env, got, want)
+		}
 	}
 }

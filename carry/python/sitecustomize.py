@@ -8,13 +8,14 @@ expected switches the part concerned off.
 
 What is handed on, and where to:
 
-  traceparent              with every request
-  tracestate               with requests that go through the environment's proxy
-  baggage, Run-Id,         with those of them that the proxy reads: http, not
-  Run-Ancestry, others     https, which may pass it unread to a stranger
+  traceparent, tracestate   to everyone, as tracing does; but the member wop=,
+                            a word between host and proxy, only through it
+  the others                in the clear and through the proxy, which judges
+                            and removes them; never inside TLS, where a
+                            stranger would read them
 
-A header that the program sets itself stays. Beside a traceparent of its own
-nothing of the trace is added, and nothing at all if it runs OpenTelemetry.
+A header that the program sets itself stays. Beside another traceparent of its
+own nothing of the trace is added, and nothing at all if it runs OpenTelemetry.
 
 Work keeps the context across asyncio tasks, ThreadPoolExecutor, threads and
 forked processes. A thread, task or process that was started in one request and
@@ -22,8 +23,10 @@ then takes its work from a queue, or waits to be woken, may be working for
 another by then: it loses the context rather than keep a wrong one. Child
 programs are told nothing: one may outlive the request and serve others.
 
-WOPPROXY_CARRY=off switches all of it off; WOPPROXY_CARRY_HEADERS is the list of
-headers, with commas, where the proxy's are named otherwise.
+  WOPPROXY_CARRY=off       nothing at all is done
+  WOPPROXY_CARRY_HEADERS   what is handed on, default
+                           traceparent,tracestate,baggage,Run-Id,Run-Ancestry
+  WOPPROXY_EGRESS          the proxy, default what HTTP_PROXY names
 """
 
 import os
@@ -111,10 +114,13 @@ def _read(pairs):
         if len(values) > 1 and name in ("traceparent", "run-id"):
             continue  # which one?
         value = ",".join(values)
+        if name == "traceparent" and not (len(value) >= 55 and value[2] == value[35] == value[52] == "-"):
+            continue
         if value and len(value) <= _LONGEST and value.isprintable() and value.isascii():
             carried.append((name, _names[name], value))
-    if not any(name == "traceparent" for name, _, _ in carried):
-        carried = [c for c in carried if c[0] not in _OF_THE_TRACE]
+    carried.sort(key=lambda header: header[0] != "traceparent")  # the others depend on it
+    if not carried or carried[0][0] != "traceparent":
+        carried = [header for header in carried if header[0] not in _OF_THE_TRACE]
     return _Carried(tuple(carried))
 
 
@@ -128,38 +134,40 @@ def _additions(present, way):
     carried = _current.get()
     if carried is None or not carried.headers:
         return ()
-    present = {_text(name).lower() for name in present}
-    foreign = "traceparent" in present
-    if foreign and "opentelemetry" in sys.modules:
+    present = {_text(name).strip().lower(): _text(value).strip() for name, value in present}
+    theirs = present.get("traceparent")
+    if theirs and "opentelemetry" in sys.modules:
         return ()
     add = []
     for name, spelled, value in carried.headers:
-        if name in present or foreign and name in _OF_THE_TRACE:
+        if name == "traceparent":
+            foreign = theirs is not None and theirs != value
+        if name in present or name in _OF_THE_TRACE and foreign:
             continue
-        need = {"traceparent": _DIRECT, "tracestate": _TUNNELLED}.get(name, _READ_BY_PROXY)
-        if way >= need:
+        if name == "tracestate" and way == _DIRECT:
+            members = [member.strip() for member in value.split(",")]
+            value = ",".join(member for member in members if not member.startswith("wop="))
+        if value and (way == _READ_BY_PROXY or name in ("traceparent", "tracestate")):
             add.append((spelled, value))
     return add
 
 
 def _way(host, port, tunnelled):
-    if (_text(host or "").lower().strip("[]"), port) not in _proxies:
+    if (_text(host or "").lower().strip("[]"), port) != _proxy:
         return _DIRECT
     return _TUNNELLED if tunnelled else _READ_BY_PROXY
 
 
-def _environment_proxies():
-    found = set()
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        for value in (os.environ.get(name), os.environ.get(name.upper())):
-            scheme, _, rest = (value or "").rpartition("://")
-            address = rest.split("/")[0].rpartition("@")[2]
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
-                host, port = address, "443" if scheme == "https" else "80"
-            if host:
-                found.add((host.lower().strip("[]"), int(port)))
-    return found
+def _egress():
+    text = ""
+    for name in ("WOPPROXY_EGRESS", "http_proxy", "HTTP_PROXY"):
+        text = text or os.environ.get(name, "")
+    scheme, _, rest = text.rpartition("://")
+    address = rest.split("/")[0].rpartition("@")[2]
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        host, port = address, "443" if scheme == "https" else "80"
+    return host.lower().strip("[]"), int(port)
 
 
 # ---- replacing functions
@@ -341,7 +349,7 @@ def _http_client(module):
         request, headers = self._buffer[0], self._buffer[1:]
         if request.startswith(b"CONNECT "):
             return
-        present = [line.partition(b":")[0].strip() for line in headers]
+        present = [line.partition(b":")[::2] for line in headers]
         for name, value in _additions(present, _way(self.host, self.port, self._tunnel_host)):
             putheader(self, name, value)
 
@@ -362,7 +370,7 @@ def _httpcore(pool, method):
         proxy = getattr(self, "_proxy_url", None) or getattr(getattr(self, "_proxy", None), "url", None)
         url = proxy or request.url  # the latter for a base path at the proxy's own address
         way = _way(url.host, url.port, request.url.scheme == b"https")
-        add = _additions([name for name, _ in request.headers], way)
+        add = _additions(request.headers, way)
         if not add:
             return request
         copy = object.__new__(type(request))
@@ -394,7 +402,7 @@ def _aiohttp_client(module):
             return
         url = self.proxy or self.url
         way = _way(url.host, url.port, self.url.scheme in ("https", "wss"))
-        for name, value in _additions(self.headers, way):
+        for name, value in _additions(self.headers.items(), way):
             self.headers[name] = value
 
     def make(original):
@@ -657,13 +665,13 @@ def _wanted():
 
 
 def _start():
-    global _names, _keys, _proxies
+    global _names, _keys, _proxy
     if not _wanted():
         return
     listed = os.environ.get("WOPPROXY_CARRY_HEADERS") or _DEFAULT_HEADERS
     _names = {name.strip().lower(): name.strip() for name in listed.split(",") if name.strip()}
     _keys = ["HTTP_" + name.upper().replace("-", "_") for name in _names]
-    _proxies = _environment_proxies()
+    _proxy = _egress()
     sys.modules["_wopproxy_carry"] = sys.modules[__name__]
     sys.meta_path.insert(0, _Finder)
     for name in _HOOKS:
@@ -673,25 +681,33 @@ def _start():
         os.register_at_fork(after_in_child=_forked)
 
 
-def _chain():
-    """Runs the sitecustomize that this one hides, in its place. What that raises
-    is its own affair, and Python's."""
+def _hidden():
+    """Where the sitecustomize is that this one hides, further down the path."""
+    ours, passed = os.path.dirname(os.path.realpath(__file__)), False
     for entry in sys.path:
-        spec = PathFinder.find_spec("sitecustomize", [entry])
-        if spec is None or spec.loader is None or spec.origin is None:
+        if os.path.realpath(entry) == ours:
+            passed = True
             continue
-        if os.path.realpath(spec.origin) == os.path.realpath(__file__):
-            continue
-        module = type(sys)("sitecustomize")
-        module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
-        module.__cached__, module.__package__ = spec.cached, spec.parent
-        if spec.submodule_search_locations is not None:
-            module.__path__ = spec.submodule_search_locations
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-        return
+        spec = PathFinder.find_spec("sitecustomize", [entry]) if passed else None
+        if spec is not None and spec.loader is not None:
+            return spec
+    return None
+
+
+def _chain(spec):
+    """Runs it in our place. What it raises is its own affair, and Python's."""
+    module = type(sys)("sitecustomize")
+    module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
+    if spec.has_location:
+        module.__file__, module.__cached__ = spec.origin, spec.cached
+    if spec.submodule_search_locations is not None:
+        module.__path__ = spec.submodule_search_locations
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
 
 
 _quietly("start", _start)
 if __name__ == "sitecustomize":
-    _chain()
+    _spec = _quietly("chain", _hidden)
+    if _spec is not None:
+        _chain(_spec)
