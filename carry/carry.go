@@ -42,7 +42,7 @@ import (
 	"strings"
 )
 
-//go:embed node.cjs
+//go:embed node.cjs python/sitecustomize.py
 var shims embed.FS
 
 // Write writes the shims into dir, which is made if it is absent. They are
@@ -314,6 +314,10 @@ func (s Settings) shim(env environment, set map[string]string) {
 	}
 	if given := env["NODE_OPTIONS"]; !strings.Contains(given, file) {
 		set["NODE_OPTIONS"] = strings.TrimSpace(given + " --require " + file)
+	}
+	path := filepath.SplitList(env["PYTHONPATH"])
+	if dir := filepath.Join(s.Shims, "python"); !slices.Contains(path, dir) {
+		set["PYTHONPATH"] = strings.Join(append([]string{dir}, path...), string(filepath.ListSeparator))
 	}
 }
 

@@ -112,15 +112,16 @@ func TestEnvironment(t *testing.T) {
 		},
 		{
 			"shims",
-			carry.Settings{Shims: "/my shims", Headers: []string{"traceparent", "X-Run"}, Environ: []string{"NODE_OPTIONS=--max-old-space-size=100"}},
+			carry.Settings{Shims: "/my shims", Headers: []string{"traceparent", "X-Run"}, Environ: []string{"NODE_OPTIONS=--max-old-space-size=100", "PYTHONPATH=/app:/lib"}},
 			proxied(map[string]string{
 				"WOPPROXY_CARRY_HEADERS": "traceparent,X-Run",
 				"NODE_OPTIONS":           `--max-old-space-size=100 --require "/my shims/node.cjs"`,
+				"PYTHONPATH":             "/my shims/python:/app:/lib",
 			}),
 		},
 		{
 			"shims that are there already",
-			carry.Settings{Shims: "/s", Headers: carry.DefaultHeaders, Environ: []string{"NODE_OPTIONS=--require /s/node.cjs"}},
+			carry.Settings{Shims: "/s", Headers: carry.DefaultHeaders, Environ: []string{"NODE_OPTIONS=--require /s/node.cjs", "PYTHONPATH=/app:/s/python"}},
 			proxied(nil),
 		},
 	} {

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/wopproxy/wopproxy/carry"
 )
 
 // patience bounds every wait. A test that passes never waits it out.
@@ -44,7 +46,7 @@ func pythons(t testing.TB) []python {
 		found = append(found, python{path, version})
 	}
 	if len(found) == 0 {
-		missing(t, "no Python 3", "run apt-get install python3")
+		noPython(t, "no Python 3: run apt-get install python3")
 	}
 	return found
 }
@@ -57,31 +59,27 @@ func pythonWith(t testing.TB, modules ...string) python {
 			return p
 		}
 	}
-	missing(t, "no Python 3 with "+strings.Join(modules, " and "), "install them from Debian's packages, as .ci/run does")
+	noPython(t, "no Python 3 with "+strings.Join(modules, " and ")+": install them from Debian's packages, as .ci/run does")
 	return python{}
 }
 
-// missing skips t, or fails it where nothing may be missing.
-func missing(t testing.TB, what, remedy string) {
+// noPython skips t, or fails it where nothing may be missing.
+func noPython(t testing.TB, text string) {
 	t.Helper()
-	text := what + ": " + remedy
 	if os.Getenv("WOPPROXY_E2E") == "all" {
 		t.Fatal(text)
 	}
 	t.Skip(text)
 }
 
-// shimDir is where PYTHONPATH leads: a copy, so that no compiled file is left in
-// the source.
+// shimDir is where PYTHONPATH has to lead.
 func shimDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	text, err := os.ReadFile("python/sitecustomize.py")
-	if err != nil {
+	if err := carry.Write(dir); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "sitecustomize.py"), string(text))
-	return dir
+	return filepath.Join(dir, "python")
 }
 
 func write(t testing.TB, file, text string) {
@@ -105,19 +103,19 @@ type outside struct {
 	proxy, direct *httptest.Server
 
 	mu    sync.Mutex
-	seen  map[string][]call
+	seen  map[string][]outbound
 	total int
 	more  chan struct{} // closed with the next call
 }
 
-// call is one request of the host as it arrived.
-type call struct {
+// outbound is one request of the host as it arrived.
+type outbound struct {
 	way    string // "/direct", "/tunnelled", or other: through the proxy, in the clear
 	header http.Header
 }
 
 func newOutside(t testing.TB) *outside {
-	o := &outside{seen: map[string][]call{}, more: make(chan struct{})}
+	o := &outside{seen: map[string][]outbound{}, more: make(chan struct{})}
 	o.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodConnect {
 			o.tunnel(w)
@@ -135,7 +133,7 @@ func (o *outside) note(r *http.Request) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	id := r.Header.Get("X-Case")
-	o.seen[id] = append(o.seen[id], call{r.URL.Path, r.Header})
+	o.seen[id] = append(o.seen[id], outbound{r.URL.Path, r.Header})
 	if id != "none" {
 		o.total++
 	}
@@ -389,7 +387,7 @@ func TestPythonStandardLibrary(t *testing.T) {
 		for server, extra := range map[string]int{"threads": 0, "wsgiref": 1} {
 			t.Run(p.version+"/"+server, func(t *testing.T) {
 				o := newOutside(t)
-				play(t, o, startHost(t, p, o, server), 16, blocking, extra)
+				play(t, o, startHost(t, p, o, server), 8, blocking, extra)
 			})
 		}
 		// With one request at a time: a process that runs threads should not fork.
@@ -426,7 +424,7 @@ func TestPythonServers(t *testing.T) {
 		t.Run(tt.server, func(t *testing.T) {
 			p := pythonWith(t, tt.modules...)
 			o := newOutside(t)
-			play(t, o, startHost(t, p, o, tt.server), 12, tt.kinds, tt.extra)
+			play(t, o, startHost(t, p, o, tt.server), 8, tt.kinds, tt.extra)
 		})
 	}
 }
