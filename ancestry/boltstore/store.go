@@ -52,6 +52,7 @@ type Store struct {
 	o       Options
 	windows atomic.Pointer[[]*window] // newest first, never empty; replaced, never changed
 	closed  atomic.Bool
+	lock    *os.File // of the directory
 
 	write  sync.Mutex // held by the one who writes or replaces windows
 	broken error      // a commit that panicked: what bbolt holds in memory cannot be trusted
@@ -83,16 +84,20 @@ func (s *Store) open() (err error) {
 	if err := os.MkdirAll(s.o.Dir, 0o700); err != nil {
 		return explain(s.o.Dir, err)
 	}
-	starts, err := listWindows(s.o.Dir)
-	if err != nil {
+	if s.lock, err = lockDir(s.o.Dir); err != nil {
 		return explain(s.o.Dir, err)
 	}
 	var windows []*window
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closeAll(windows))
+			s.lock.Close() // releases it
 		}
 	}()
+	starts, err := listWindows(s.o.Dir)
+	if err != nil {
+		return explain(s.o.Dir, err)
+	}
 	for i, start := range starts {
 		w, err := openWindow(s.o.Dir, start)
 		if err != nil {
@@ -282,7 +287,9 @@ func (s *Store) Close() error {
 	if s.broken != nil {
 		windows = windows[1:] // its lock may be held for ever: the process takes it along
 	}
-	if err := closeAll(windows); err != nil {
+	err := closeAll(windows)
+	s.lock.Close() // releases it
+	if err != nil {
 		return fmt.Errorf("close ancestry store: %w", err)
 	}
 	return nil

@@ -636,3 +636,52 @@ func contents(t testing.TB, dir string) string {
 	}
 	return all.String()
 }
+
+// TestOpenAtOnce: of many that open an empty directory at the same time, one has
+// it, and what it records is there afterwards.
+func TestOpenAtOnce(t *testing.T) {
+	for range 10 {
+		dir := t.TempDir()
+		type opened struct {
+			store *Store
+			err   error
+		}
+		all := make(chan opened)
+		for range 8 {
+			go func() {
+				s, err := Open(Options{Dir: dir})
+				all <- opened{s, err}
+			}()
+		}
+		var owner *Store
+		for range 8 {
+			switch o := <-all; {
+			case o.err == nil && owner != nil:
+				t.Error("two have opened it")
+			case o.err == nil:
+				owner = o.store
+			case !strings.Contains(o.err.Error(), "is used by another process"):
+				t.Errorf("Open = %v", o.err)
+			}
+		}
+		if owner == nil {
+			t.Fatal("nobody has opened it")
+		}
+		if err := owner.Record(t.Context(), []ancestry.Link{{Run: "r", Reason: "no-ancestry", Time: time.Now()}}); err != nil {
+			t.Error(err)
+		}
+		if err := owner.Close(); err != nil {
+			t.Error(err)
+		}
+		again, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := again.Lookup(t.Context(), "r"); err != nil {
+			t.Error(err)
+		}
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
