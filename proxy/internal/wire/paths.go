@@ -85,7 +85,7 @@ const (
 	answerSlots
 )
 
-const slots = max(requestSlots, answerSlots)
+const slots = max(requestSlots, answerSlots, cardSlots)
 
 const (
 	guardEnvelope guard = 1 << iota

@@ -1,0 +1,274 @@
+package wire
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// CardEdit says where callers shall find the agent of a card. All its URLs are
+// compared and written as text, because an interface of gRPC is host:port, which
+// is no URL.
+type CardEdit struct {
+	// Own reports whether host:port is the agent itself, which callers are to
+	// reach at Public instead. What is another's stays.
+	Own func(hostport string) bool
+	// Base is the escaped path, without a slash at its end, below which the agent
+	// is reachable at Public. What is above it stays.
+	Base string
+	// Public is scheme, host and path, without a slash at its end:
+	// "https://agents.example.com/planner".
+	Public string
+	// PublicHost is the host:port of Public, with its port.
+	PublicHost string
+	// Strip says that a signed card is rewritten and loses its signatures, which
+	// no longer fit. Otherwise it stays as it is.
+	Strip bool
+}
+
+// CardOutcome says what became of a card.
+type CardOutcome string
+
+// The outcomes. CardNone is for what is no card.
+const (
+	CardNone      CardOutcome = ""
+	CardUnchanged CardOutcome = "unchanged" // no URL leads to the agent past Public
+	CardRewritten CardOutcome = "rewritten"
+	CardStripped  CardOutcome = "stripped" // rewritten, and its signatures are gone
+	CardSigned    CardOutcome = "signed"   // would have to be rewritten, and is signed
+	CardRefused   CardOutcome = "refused"  // unreadable, or ambiguous
+)
+
+var cardOutcomes = []CardOutcome{CardUnchanged, CardRewritten, CardStripped, CardSigned, CardRefused}
+
+// CardOutcomes returns every outcome but CardNone.
+func CardOutcomes() []CardOutcome { return slices.Clone(cardOutcomes) }
+
+// Agent cards, 0.3 and 1.0.
+const (
+	atCard = envelope + iota
+	atCardName
+	atCardURL
+	atCardTransport
+	atCardAdditional
+	atCardSupported
+	atCardCapabilities
+	atCardSignatures
+	atInterfaceRoot
+	atInterfaceURL
+	atInterfaceTransport
+	atInterfaceBinding
+	cardSlots
+)
+
+var cardNode = &node{atCard, guardA2A, []edge{
+	on("name", atCardName, guardA2A),
+	on("url", atCardURL, guardA2A),
+	on("preferredTransport", atCardTransport, guardA2A),
+	on("additionalInterfaces", atCardAdditional, guardA2A),
+	on("supportedInterfaces", atCardSupported, guardA2A),
+	on("capabilities", atCardCapabilities, guardA2A),
+	on("signatures", atCardSignatures, guardA2A),
+}}
+
+// cardTree is what to watch in a JSON-RPC answer whose result is a card.
+var cardTree = &node{atRoot, guardEnvelope, []edge{{[]byte("result"), cardNode}}}
+
+// interfaceTree is what to watch in one interface of a card: 0.3 has transport,
+// 1.0 has protocolBinding.
+var interfaceTree = &node{atInterfaceRoot, guardA2A, []edge{
+	on("url", atInterfaceURL, guardA2A),
+	on("transport", atInterfaceTransport, guardA2A),
+	on("protocolBinding", atInterfaceBinding, guardA2A),
+}}
+
+// RewriteCard returns the agent card in body with the URLs of the agent's
+// interfaces changed as e says: url, additionalInterfaces and
+// supportedInterfaces, of 0.3, 1.0 or both. With inResult body is a JSON-RPC
+// answer and the card is its result. Nothing else changes, and if nothing does,
+// body itself is returned. A Refusal says why a card was refused.
+func RewriteCard(body []byte, inResult bool, e CardEdit) ([]byte, CardOutcome, Refusal) {
+	if len(body) > maxBody {
+		return body, CardRefused, RefusedTooLarge
+	}
+	d, tree := doc{body: body}, cardNode
+	if inResult {
+		tree = cardTree
+	}
+	if why := d.scan(tree); why != "" {
+		return body, CardRefused, why
+	}
+	if why := d.ambiguous(guardA2A | guardEnvelope); why != "" && d.has(atCard) {
+		return body, CardRefused, why
+	}
+	if !d.isCard() {
+		return body, CardNone, ""
+	}
+	r := cardRewriter{e: e}
+	r.address(&d, atCardURL, atCardTransport)
+	for _, s := range []slot{atCardAdditional, atCardSupported} {
+		if why := r.interfaces(&d, s); why != "" {
+			return body, CardRefused, why
+		}
+	}
+	if len(r.edits) == 0 {
+		return body, CardUnchanged, ""
+	}
+	outcome := CardRewritten
+	if d.signedCard() {
+		if !e.Strip {
+			return body, CardSigned, ""
+		}
+		outcome = CardStripped
+		r.drop(&d)
+	}
+	return r.apply(body), outcome, ""
+}
+
+// ambiguous says why nothing is edited where a key of the guards is ambiguous.
+func (d *doc) ambiguous(g guard) Refusal {
+	switch {
+	case d.twice&g != 0:
+		return RefusedDuplicateKey
+	case d.variant&g != 0:
+		return RefusedCaseVariant
+	}
+	return ""
+}
+
+// isCard reports whether the object has what every card has.
+func (d *doc) isCard() bool {
+	return d.first(atCard) == '{' && d.first(atCardName) == '"' &&
+		(d.first(atCardSupported) == '[' || d.first(atCardURL) == '"' && d.first(atCardCapabilities) == '{')
+}
+
+// signedCard reports whether the card has signatures, of whatever form.
+func (d *doc) signedCard() bool {
+	switch raw := d.raw(atCardSignatures); {
+	case len(raw) == 0 || raw[0] == 'n':
+		return false
+	case raw[0] == '[':
+		return raw[skipSpace(raw, 1)] != ']'
+	}
+	return true
+}
+
+// cardRewriter collects the edits of one card.
+type cardRewriter struct {
+	e     CardEdit
+	edits []cardEdit
+}
+
+// cardEdit puts text in the place of body[from:to].
+type cardEdit struct {
+	from, to int
+	text     []byte
+}
+
+// address plans the edit of one URL, unless its interface is of a binding that
+// is not A2A's own: such a one is named by a URI, and may be anything.
+func (r *cardRewriter) address(d *doc, url slot, bindings ...slot) {
+	for _, b := range bindings {
+		if strings.Contains(d.text(b, maxName), ":") {
+			return
+		}
+	}
+	text := d.text(url, maxCarrier)
+	if text == "" || strings.ContainsRune(text, utf8.RuneError) {
+		return // what can't be read can't be kept
+	}
+	if public := r.e.rewrite(text); public != text {
+		at := d.at[url]
+		r.edits = append(r.edits, cardEdit{int(at.from), int(at.to), appendQuoted(nil, public)})
+	}
+}
+
+// interfaces plans the edits of one list of interfaces.
+func (r *cardRewriter) interfaces(d *doc, list slot) (why Refusal) {
+	if d.first(list) != '[' {
+		return ""
+	}
+	one := doc{body: d.body}
+	one.array(int(d.at[list].from), 1, func(i int) int {
+		one.at, one.twice, one.variant = [slots]span{}, 0, 0
+		i = one.value(i, 1, interfaceTree)
+		if why == "" {
+			why = one.ambiguous(guardA2A)
+		}
+		r.address(&one, atInterfaceURL, atInterfaceTransport, atInterfaceBinding)
+		return i
+	})
+	return why
+}
+
+// drop plans the removal of the signatures.
+func (r *cardRewriter) drop(d *doc) {
+	var p splice
+	p.remove(d, []member{{slot: atCardSignatures}})
+	gone := p.edits[0]
+	r.edits = append(r.edits, cardEdit{from: gone.at, to: gone.at + gone.del})
+}
+
+func (r *cardRewriter) apply(body []byte) []byte {
+	slices.SortFunc(r.edits, func(a, b cardEdit) int { return a.from - b.from })
+	size := len(body)
+	for _, e := range r.edits {
+		size += len(e.text)
+	}
+	out, done := make([]byte, 0, size), 0
+	for _, e := range r.edits {
+		out = append(append(out, body[done:e.from]...), e.text...)
+		done = e.to
+	}
+	return append(out, body[done:]...)
+}
+
+// rewrite returns where callers find what is at address, which is address itself
+// if it is not the agent's own, or not below the base.
+func (e *CardEdit) rewrite(address string) string {
+	scheme, rest, isURL := strings.Cut(address, "://")
+	if !isURL { // gRPC
+		if i := strings.LastIndexByte(address, ':'); i > 0 && isPort(address[i+1:]) && isHost(address[:i]) && e.Own(address) {
+			return e.PublicHost
+		}
+		return address
+	}
+	port := ""
+	switch {
+	case strings.EqualFold(scheme, "http"):
+		port = ":80"
+	case strings.EqualFold(scheme, "https"):
+		port = ":443"
+	default:
+		return address
+	}
+	host, path := rest, ""
+	if i := strings.IndexAny(rest, `/?#\`); i >= 0 {
+		host, path = rest[:i], rest[i:]
+	}
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && isPort(host[i+1:]) {
+		host, port = host[:i], host[i:]
+	}
+	if !isHost(host) || !e.Own(host+port) {
+		return address
+	}
+	below, ok := strings.CutPrefix(path, e.Base)
+	if !ok || e.Base != "" && !strings.HasPrefix(below, "/") {
+		return address
+	}
+	return e.Public + below
+}
+
+// isPort reports whether s is a number as in host:port.
+func isPort(s string) bool {
+	return s != "" && len(s) <= 5 && strings.Trim(s, "0123456789") == ""
+}
+
+// isHost reports whether s is a name, an IPv4 address, or an IPv6 address in
+// brackets, as far as its characters tell.
+func isHost(s string) bool {
+	if inside, ok := strings.CutPrefix(s, "["); ok {
+		return strings.HasSuffix(inside, "]") && !strings.ContainsAny(inside[:len(inside)-1], "[]/@ ")
+	}
+	return s != "" && !strings.ContainsAny(s, `:/\?#@[]`+" \t\r\n")
+}

@@ -1,0 +1,199 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+)
+
+// cardCase reads the "case" of a golden file: what of the host is its own, where
+// callers reach it, and what holds the card.
+func cardCase(t testing.TB, text []byte) (e CardEdit, inResult bool) {
+	own := []string{"127.0.0.1:8080", "127.0.0.1:9302"}
+	e.Public, e.PublicHost = "https://agents.example.com", "agents.example.com:443"
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		switch key {
+		case "own":
+			own = strings.Fields(value)
+		case "base":
+			e.Base = value
+		case "public":
+			e.Public = value
+		case "strip":
+			e.Strip = true
+		case "in-result":
+			inResult = true
+		case "":
+		default:
+			t.Fatalf("unknown key %q", key)
+		}
+	}
+	e.Own = func(hostport string) bool { return slices.Contains(own, hostport) }
+	return e, inResult
+}
+
+// A golden file states a rule in prose and proves it on a card: "out" is the
+// card afterwards, byte for byte, and "outcome" what is said of it.
+func TestGoldenCards(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("testdata", "card", "*.txtar"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			ar, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.TrimSpace(string(ar.Comment)) == "" {
+				t.Error("no prose: which rule does this prove?")
+			}
+			e, inResult := cardCase(t, section(ar, "case"))
+			in := section(ar, "in")
+			out, outcome, why := RewriteCard(in, inResult, e)
+			got := map[string]string{"out": string(out), "outcome": strings.TrimSpace(string(outcome)+" "+string(why)) + "\n"}
+			for _, name := range []string{"outcome", "out"} {
+				if *update {
+					setSection(ar, name, got[name])
+				} else if diff := cmp.Diff(string(section(ar, name)), got[name]); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", name, diff)
+				}
+			}
+			checkCard(t, in, inResult, e)
+			if *update {
+				if err := os.WriteFile(file, txtar.Format(ar), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// checkCard holds the promise against one body: outside the URLs, and the
+// signatures where they are dropped, no byte changes; a second time nothing does.
+func checkCard(t *testing.T, in []byte, inResult bool, e CardEdit) {
+	t.Helper()
+	before := bytes.Clone(in)
+	out, outcome, why := RewriteCard(in, inResult, e)
+	if !bytes.Equal(in, before) {
+		t.Fatal("RewriteCard changed its input")
+	}
+	if (why != "") != (outcome == CardRefused) || why != "" && !slices.Contains(Refusals(), why) {
+		t.Errorf("RewriteCard(%q) = %q because of %q", in, outcome, why)
+	}
+	if outcome != CardNone && !slices.Contains(CardOutcomes(), outcome) {
+		t.Errorf("RewriteCard(%q): outcome %q is not in the closed set", in, outcome)
+	}
+	switch outcome {
+	case CardRewritten:
+		a, b := blankURLs(t, in, inResult), blankURLs(t, out, inResult)
+		if !bytes.Equal(a, b) {
+			t.Fatalf("RewriteCard(%q) = %q, which changes more than URLs", in, out)
+		}
+	case CardStripped:
+		if diff := cmp.Diff(cardWithout(t, in, inResult), cardWithout(t, out, inResult)); diff != "" {
+			t.Fatalf("RewriteCard(%q) = %q changes other members:\n%s", in, out, diff)
+		}
+	default:
+		if !same(in, out) {
+			t.Fatalf("RewriteCard(%q) = %q, with the outcome %q", in, out, outcome)
+		}
+		return
+	}
+	if bytes.Equal(in, out) {
+		t.Errorf("RewriteCard(%q) changed nothing and says %q", in, outcome)
+	}
+	if _, again, _ := RewriteCard(out, inResult, e); again != CardUnchanged {
+		t.Errorf("RewriteCard(%q), the second time: %q, want %q", out, again, CardUnchanged)
+	}
+}
+
+// blankURLs returns body with the URLs of a card's interfaces left empty. It
+// reads with encoding/json, not with the code under test.
+func blankURLs(t *testing.T, body []byte, inResult bool) []byte {
+	t.Helper()
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	type level struct {
+		object, key bool // in an object; the next token is a key of it
+		name        string
+	}
+	var stack []level
+	var out []byte
+	done := int64(0)
+	for {
+		from := dec.InputOffset()
+		tok, err := dec.Token()
+		if err != nil {
+			break
+		}
+		top := func() *level { return &stack[len(stack)-1] }
+		switch d, isDelim := tok.(json.Delim); {
+		case isDelim && (d == '{' || d == '['):
+			stack = append(stack, level{object: d == '{', key: d == '{'})
+			continue
+		case isDelim:
+			stack = stack[:len(stack)-1]
+		case len(stack) > 0 && top().key:
+			top().name, top().key = tok.(string), false
+			continue
+		}
+		if len(stack) == 0 {
+			continue
+		}
+		var path []string
+		for _, l := range stack {
+			path = append(path, l.name)
+		}
+		at := strings.Join(path, "/")
+		if inResult {
+			at = strings.TrimPrefix(at, "result/")
+		}
+		if _, text := tok.(string); text && (at == "url" || at == "additionalInterfaces//url" || at == "supportedInterfaces//url") {
+			start := from + int64(bytes.IndexByte(body[from:], '"'))
+			out = append(append(out, body[done:start]...), `""`...)
+			done = dec.InputOffset()
+		}
+		top().key = top().object
+	}
+	return append(out, body[done:]...)
+}
+
+// cardWithout is the card without its signatures and the URLs of its interfaces.
+func cardWithout(t *testing.T, body []byte, inResult bool) any {
+	t.Helper()
+	dec := json.NewDecoder(bytes.NewReader(blankURLs(t, body, inResult)))
+	dec.UseNumber()
+	var all map[string]any
+	if err := dec.Decode(&all); err != nil {
+		t.Fatalf("%q: %v", body, err)
+	}
+	card := all
+	if inResult {
+		card, _ = all["result"].(map[string]any)
+	}
+	delete(card, "signatures")
+	return all
+}
+
+func FuzzCard(f *testing.F) {
+	for _, body := range seeds(f, "card") {
+		f.Add(body, false, false)
+		f.Add(body, true, true)
+	}
+	f.Fuzz(func(t *testing.T, in []byte, inResult, strip bool) {
+		e, _ := cardCase(t, nil)
+		e.Strip = strip
+		checkCard(t, in, inResult, e)
+		e.Base = "/a2a"
+		checkCard(t, in, inResult, e)
+	})
+}
