@@ -13,6 +13,7 @@ func (d *decoder) checkAll(c *Config) {
 	d.required(reflect.ValueOf(c).Elem(), "")
 	d.checkListeners(c)
 	d.checkIngress(c)
+	d.checkCards(c)
 	d.checkInterception(c)
 	d.checkAuth(c)
 	d.checkHeaders(c)
@@ -116,6 +117,19 @@ func (d *decoder) checkIngress(c *Config) {
 	}
 	if len(c.Ingress.AllowedOrigins) > 0 {
 		d.refuse("ingress.allowedOrigins", what)
+	}
+}
+
+// checkCards asks that cards lead to this proxy, and nowhere else.
+func (d *decoder) checkCards(c *Config) {
+	for i, p := range c.Ingress.AgentCards.Own {
+		if p.port == "" {
+			d.refuse(fmt.Sprintf("ingress.agentCards.own[%d]", i), "%s means every port, write the one that the host is at, for example %s:8080", p, p)
+		}
+	}
+	if public := c.Ingress.PublicURL; public.URL != nil && c.Ingress.Upstream.URL != nil && d.sound("ingress.upstream") &&
+		strings.EqualFold(public.Host, c.Ingress.Upstream.Host) {
+		d.refuse("ingress.publicUrl", "%v is ingress.upstream, write the address by which callers reach this proxy", public)
 	}
 }
 

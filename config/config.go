@@ -98,7 +98,48 @@ type Ingress struct {
 	// the pages that call this host from a browser. Not allowed with preserve,
 	// where the host checks for itself.
 	AllowedOrigins Origins `yaml:"allowedOrigins"`
+	// PublicURL is where callers reach this listener, for the host's agent cards;
+	// a path in it goes in front of the paths in the card. Default none: each
+	// caller is shown the address that it used itself, as its Host header says,
+	// and https only if it came by TLS. Write it where something in front of this
+	// listener ends TLS, or changes Host or path.
+	PublicURL URL `yaml:"publicUrl"`
+	// AgentCards says what becomes of the host's own address in its A2A agent
+	// cards.
+	AgentCards AgentCards `yaml:"agentCards"`
 }
+
+// AgentCards says what becomes of the host's own address in its A2A agent cards.
+// Callers take the addresses from a card and call them directly, so the host's
+// own there leads them past this proxy.
+type AgentCards struct {
+	// Rewrite puts publicUrl in the place of the host's own address: scheme, host
+	// and port of url, additionalInterfaces and supportedInterfaces, and host:port
+	// of gRPC. Default true: an address that is upstream's own is a way past this
+	// proxy for certain. Other addresses stay, and so do bindings that are named
+	// by a URI and URLs above the path of upstream. A card larger than
+	// limits.inspectedBody passes as it is.
+	Rewrite bool `yaml:"rewrite"`
+	// Own are addresses of the host besides that of upstream, as its card may give
+	// them: its name in the cluster, with the port. Default []. What is called
+	// there is from then on called through this listener, so it has to be served
+	// by upstream too. All names of loopback count as one.
+	Own Hosts `yaml:"own"`
+	// Signed is what becomes of a signed card that gives the host's own address:
+	// it passes as it is (pass), or is rewritten and loses its signatures, which
+	// would no longer fit (strip). Default pass: callers then go past this proxy,
+	// which is logged once and counted.
+	Signed SignedCards `yaml:"signed" enum:"pass|strip"`
+}
+
+// SignedCards says what becomes of signed agent cards.
+type SignedCards string
+
+// The values of ingress.agentCards.signed.
+const (
+	SignedPass  SignedCards = "pass"
+	SignedStrip SignedCards = "strip"
+)
 
 // HostHeader says which Host header reaches the host.
 type HostHeader string

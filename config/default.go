@@ -9,9 +9,12 @@ import (
 // required.
 func Default() *Config {
 	return &Config{
-		Ingress: Ingress{Listen: "127.0.0.1:8088", Host: HostPreserve},
-		Egress:  Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true},
-		Admin:   Admin{Listen: "127.0.0.1:9090"},
+		Ingress: Ingress{
+			Listen: "127.0.0.1:8088", Host: HostPreserve,
+			AgentCards: AgentCards{Rewrite: true, Signed: SignedPass},
+		},
+		Egress: Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true},
+		Admin:  Admin{Listen: "127.0.0.1:9090"},
 		Ancestry: Ancestry{
 			Store:         Store{Bolt: Bolt{Dir: "/var/lib/wopproxy"}},
 			Retention:     Retention{Age: Duration{720 * time.Hour}, Links: 10_000_000},

@@ -148,6 +148,8 @@ func TestEveryKey(t *testing.T) {
 			Host:           config.HostUpstream,
 			AllowedHosts:   hosts(t, "planner.example.com", "*.planner.example.com:8443", "[::1]"),
 			AllowedOrigins: config.Origins{"https://app.example.com", "http://localhost:3000"},
+			PublicURL:      mustURL("https://planner.example.com/agents/planner"),
+			AgentCards:     config.AgentCards{Own: hosts(t, "agent.internal:8080"), Signed: config.SignedStrip},
 		},
 		Egress: config.Egress{
 			Listen:       "localhost:18089",

@@ -67,6 +67,7 @@ func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 		}
 	}
 	x.guard(func() { x.arrive(r.Out) })
+	x.guard(func() { x.askForCard(r.In, r.Out) })
 	x.prepare(r.Out)
 }
 
@@ -96,6 +97,9 @@ func fromHost(resp *http.Response) error {
 	x.replay = strings.EqualFold(resp.Header.Get("OpenWOP-Idempotent-Replay"), "true")
 	if x.run != nil && x.wants && !x.replay {
 		resp.Header[x.policy.RunIDHeader] = []string{ancestry.FormatRunID(x.run.ID(), x.p.o.HostID)}
+	}
+	if x.card != nil {
+		x.passCard(resp)
 	}
 	x.observe(resp)
 	x.awaitCommit(resp.Request.Context())

@@ -56,6 +56,7 @@ type metrics struct {
 	limits      *prometheus.CounterVec // limit
 	tunnels     *prometheus.CounterVec // kind
 	handshakes  *prometheus.CounterVec // outcome
+	cards       *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	mcpServer   *prometheus.HistogramVec
 	mcpClient   *prometheus.HistogramVec
@@ -94,6 +95,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
+		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		rpcServer:   operations("rpc_server_call_duration_seconds", "A2A calls received by the host.", "rpc_system_name", "rpc_method", "error_type", "rpc_response_status_code"),
@@ -148,6 +150,9 @@ func (m *metrics) resolve() {
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
 		m.handshakes.WithLabelValues(string(o))
 	}
+	for _, o := range wire.CardOutcomes() {
+		m.cards.WithLabelValues(string(o))
+	}
 	for _, k := range []tunnelKind{tunnelTLS, tunnelHTTP1, tunnelH2C, tunnelOther} {
 		m.tunnels.WithLabelValues(string(k))
 	}
@@ -168,6 +173,13 @@ func (m *metrics) limit(name string) { m.limits.WithLabelValues(name).Inc() }
 // refused counts a message whose body was left as it was.
 func (m *metrics) refused(d direction, r wire.Refusal) {
 	m.refusals.WithLabelValues(string(d), string(r)).Inc()
+}
+
+// card counts an agent card; what turned out to be none does not count.
+func (m *metrics) card(o wire.CardOutcome) {
+	if o != wire.CardNone {
+		m.cards.WithLabelValues(string(o)).Inc()
+	}
 }
 
 // stamped counts a message that context was written into.

@@ -26,6 +26,11 @@ type Policy struct {
 	AllowedHosts   func(host string) bool   // with RewriteHost: values of Host that are let through; nil: all
 	AllowedOrigins func(origin string) bool // with RewriteHost: values of Origin that are let through; nil: all
 
+	PublicURL       *url.URL                   // where callers reach Ingress, for agent cards; nil: where each one says it did
+	KeepCards       bool                       // pass the host's agent cards as they are
+	OwnAddresses    func(hostport string) bool // addresses in agent cards that are the host, besides that of Options.Upstream; nil: none
+	StripSignatures bool                       // rewrite signed agent cards too, without their signatures; default: they pass as they are
+
 	Secret        string // password that makes the user name of a proxy credential a run id; empty: none does
 	ConnectPorts  []int  // ports that CONNECT may reach; empty: any
 	DenyLinkLocal bool   // refuse to dial link-local and metadata addresses

@@ -18,6 +18,7 @@ import (
 	"log"
 	"log/slog"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -74,6 +75,8 @@ type Proxy struct {
 	tylo      *wire.TyloTable
 	tunnels   tunnels
 	intercept *interceptor // nil: no TLS is intercepted
+
+	signedCard sync.Once // the warning of a signed agent card
 }
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.

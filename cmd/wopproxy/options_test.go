@@ -31,6 +31,23 @@ func TestPolicyOfBodyPatience(t *testing.T) {
 	}
 }
 
+func TestPolicyOfAgentCards(t *testing.T) {
+	p := policyOf(t, "", "")
+	if p.PublicURL != nil || p.KeepCards || p.OwnAddresses != nil || p.StripSignatures {
+		t.Errorf("defaults: %v, %v, own addresses set = %v, %v; want cards rewritten to where callers came, signed ones kept",
+			p.PublicURL, p.KeepCards, p.OwnAddresses != nil, p.StripSignatures)
+	}
+	p = policyOf(t, `, publicUrl: "https://p.example.com/a", agentCards: {rewrite: false, own: ["agent.internal:8080"], signed: strip}`, "")
+	if p.PublicURL == nil || p.PublicURL.String() != "https://p.example.com/a" || !p.KeepCards || !p.StripSignatures {
+		t.Errorf("PublicURL, KeepCards, StripSignatures = %v, %v, %v, want what the file says", p.PublicURL, p.KeepCards, p.StripSignatures)
+	}
+	for addr, want := range map[string]bool{"agent.internal:8080": true, "agent.internal:8081": false} {
+		if got := p.OwnAddresses(addr); got != want {
+			t.Errorf("OwnAddresses(%q) = %v, want %v", addr, got, want)
+		}
+	}
+}
+
 // TestPolicyOfHostHeader shows that the proxy checks Host and Origin where, and
 // only where, it hides them from the host's own check.
 func TestPolicyOfHostHeader(t *testing.T) {

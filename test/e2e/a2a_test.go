@@ -467,8 +467,8 @@ func hangUpStream(ctx context.Context, p *peer, c *a2aclient.Client) (a2a.TaskID
 	return "", fmt.Errorf("the stream had no event")
 }
 
-// TestA2ACard pins that the card passes as the agent has made it, and starts
-// nothing.
+// TestA2ACard pins that the card reaches the caller as the agent has made it, but
+// for the address, which is where the caller came from, and starts nothing.
 func TestA2ACard(t *testing.T) {
 	p := newPeer(t, "callee.example.com")
 	a := newAgent(t, "caller.example.com")

@@ -55,6 +55,7 @@ var bindings = []binding{
 // nothing of wopproxy: what it does with a message is a function of the test.
 type peer struct {
 	*sidecar
+	host  string // the agent's own address, which is all that it knows
 	mu    sync.Mutex
 	jobs  map[string]job // by the text of the message
 	turns []turn
@@ -93,6 +94,7 @@ func newPeer(t testing.TB, hostID string, overrides ...settings) *peer {
 		mux(w, r)
 	}))
 	t.Cleanup(host.Close)
+	p.host = host.URL
 	p.sidecar = start(t, hostID, host.URL, overrides...)
 	return p
 }
@@ -101,7 +103,11 @@ func newPeer(t testing.TB, hostID string, overrides ...settings) *peer {
 // http.ServeMux cleans paths.
 func (p *peer) handler() http.HandlerFunc {
 	h := a2asrv.NewHandler(p, a2asrv.WithLogger(slog.New(slog.DiscardHandler)),
-		a2asrv.WithPushNotifications(push.NewInMemoryStore(), senderFunc(p.sendPush)))
+		a2asrv.WithPushNotifications(push.NewInMemoryStore(), senderFunc(p.sendPush)),
+		a2asrv.WithExtendedAgentCardProducer(a2asrv.ExtendedAgentCardProducerFn(
+			func(ctx context.Context, _ *a2a.GetExtendedAgentCardRequest) (*a2a.AgentCard, error) {
+				return p.card(ctx)
+			})))
 	servers := map[string]http.Handler{
 		"/a2a": a2asrv.NewJSONRPCHandler(h), "/rest": a2asrv.NewRESTHandler(h),
 		"/old": a2av0.NewJSONRPCHandler(h), "/oldrest": a2av0.NewRESTHandler(h),
@@ -118,15 +124,16 @@ func (p *peer) handler() http.HandlerFunc {
 	}
 }
 
-// card is a card for clients of either generation.
+// card is a card for clients of either generation. It gives the agent's own
+// address, as agents do that are configured for themselves.
 func (p *peer) card(context.Context) (*a2a.AgentCard, error) {
 	c := &a2a.AgentCard{
 		Name: p.hostID, Description: "an agent", Version: "1",
-		Capabilities: a2a.AgentCapabilities{Streaming: true, PushNotifications: true},
+		Capabilities: a2a.AgentCapabilities{Streaming: true, PushNotifications: true, ExtendedAgentCard: true},
 	}
 	for _, b := range bindings {
 		c.SupportedInterfaces = append(c.SupportedInterfaces,
-			&a2a.AgentInterface{URL: p.ingress + b.path, ProtocolBinding: b.kind, ProtocolVersion: b.version})
+			&a2a.AgentInterface{URL: p.host + b.path, ProtocolBinding: b.kind, ProtocolVersion: b.version})
 	}
 	return c, nil
 }
@@ -224,10 +231,15 @@ func (p *peer) lastTurn(t testing.TB) turn {
 	return turns[len(turns)-1]
 }
 
+// fetchCard reads the agent's card from its ingress, by way of c.
+func (p *peer) fetchCard(ctx context.Context, c *http.Client) (*a2a.AgentCard, error) {
+	return (&agentcard.Resolver{Client: c, CardParser: a2av0.NewAgentCardParser()}).Resolve(ctx, p.ingress)
+}
+
 // dial reads the agent's card and returns a client of the SDK for one binding,
 // both by way of c.
 func (p *peer) dial(ctx context.Context, c *http.Client, b binding) (*a2aclient.Client, error) {
-	card, err := (&agentcard.Resolver{Client: c, CardParser: a2av0.NewAgentCardParser()}).Resolve(ctx, p.ingress)
+	card, err := p.fetchCard(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("card: %w", err)
 	}
