@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -35,9 +36,7 @@ func newCardHost(t testing.TB) *cardHost {
 			return
 		}
 		d := h.answer.Load()
-		for name, v := range d.header {
-			w.Header()[name] = v
-		}
+		maps.Copy(w.Header(), d.header)
 		w.WriteHeader(d.status)
 		if r.Method != http.MethodHead {
 			_, _ = io.WriteString(w, strings.ReplaceAll(d.body, "HOST", h.addr))
