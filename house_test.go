@@ -41,7 +41,7 @@ var rooms = map[string][]string{
 	"audit":  {},
 	"config": {"gopkg.in/yaml.v3"},
 	"proxy": {
-		"ancestry", "proxy/internal/attribution", "proxy/internal/openwop", "proxy/internal/wire",
+		"ancestry", "audit", "proxy/internal/attribution", "proxy/internal/openwop", "proxy/internal/wire",
 		"github.com/elazarl/goproxy", "github.com/prometheus/client_golang",
 		"go.opentelemetry.io/contrib/propagators", "go.opentelemetry.io/otel",
 	},

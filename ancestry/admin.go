@@ -35,6 +35,7 @@ type LiveRun struct {
 //	GET /ancestry/v1/runs/{runId}/chain                its ancestors, as far as this host knows them
 //	GET /ancestry/v1/runs/{runId}/children?after=&limit=   the runs it caused, a page at a time
 //	GET /ancestry/v1/runs/{runId}/tree                 those, and what they caused in turn
+//	GET /ancestry/v1/runs/{runId}/findings             what its events have shown to be against the execution model
 //	GET /ancestry/v1/traces/{traceId}?limit=           the runs of a trace, oldest first
 //
 // A run id is one segment, percent-encoded or projected. A page has at most 1000
@@ -47,6 +48,7 @@ func (a *API) Admin() http.Handler {
 		"/ancestry/v1/runs/{runId}/chain":    a.ofRun(a.chain),
 		"/ancestry/v1/runs/{runId}/children": a.ofRun(a.children),
 		"/ancestry/v1/runs/{runId}/tree":     a.ofRun(a.tree),
+		"/ancestry/v1/runs/{runId}/findings": a.findings,
 		"/ancestry/v1/traces/{traceId}":      a.trace,
 	} {
 		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -161,6 +163,43 @@ func (a *API) children(r *http.Request, link Link) (any, error) {
 	// A run on another host may have the same id, and children here.
 	links = slices.DeleteFunc(links, func(l Link) bool { p := l.Parent(); return p == nil || p.Host != a.o.HostID })
 	return runList[Link]{Runs: orEmpty(links), Next: next}, nil
+}
+
+// findingsBody is what is held against a run.
+type findingsBody struct {
+	Run      RunID `json:"runId"`
+	Findings any   `json:"findings"` // never null
+}
+
+// findings answers also for runs that are not recorded: a host has runs that
+// nobody caused through the proxy, and their events pass all the same.
+func (a *API) findings(r *http.Request) (any, error) {
+	spelled := r.PathValue("runId")
+	id, err := ParseRunID(spelled)
+	if err != nil {
+		return nil, badRequest(err.Error())
+	}
+	ids := []RunID{id}
+	if bare, err := unproject(spelled); err == nil {
+		ids = append(ids, RunID(bare))
+	}
+	link, err := a.named(r.Context(), spelled)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if err == nil {
+		ids = append(ids, link.Run, link.Alias)
+	}
+	slices.Sort(ids)
+	ids = slices.DeleteFunc(slices.Compact(ids), func(id RunID) bool { return id == "" })
+	found, watched := a.o.Findings(ids...)
+	if err != nil && !watched {
+		return nil, ErrNotFound
+	}
+	if !watched {
+		found = []any{}
+	}
+	return findingsBody{id, found}, nil
 }
 
 func (a *API) trace(r *http.Request) (any, error) {

@@ -113,6 +113,26 @@ func TestAdminErrors(t *testing.T) {
 	}
 }
 
+// Findings are the business of whoever watches; the API says who is meant, by
+// every id that it knows.
+func TestAdminFindings(t *testing.T) {
+	a := newAPI(t, ancestry.APIOptions{Findings: func(ids ...ancestry.RunID) (any, bool) {
+		return ids, ids[0] != "root-1" && ids[0] != "nobody"
+	}})
+	for path, want := range map[string]string{
+		"plain":                          `{"runId":"plain","findings":["plain"]}`,
+		"run_01JD0000000000000000000000": `{"runId":"run_01JD0000000000000000000000","findings":["acme/child-0000000000001","run_01JD0000000000000000000000"]}`,
+		"acme~2Fchild-0000000000001":     `{"runId":"acme~2Fchild-0000000000001","findings":["acme/child-0000000000001","acme~2Fchild-0000000000001","run_01JD0000000000000000000000"]}`,
+		"not-recorded":                   `{"runId":"not-recorded","findings":["not-recorded"]}`,
+		"root-1":                         `{"runId":"root-1","findings":[]}`,
+		"nobody":                         `{"error":"not_found","message":"run not found"}`,
+	} {
+		if got := body(t, ask(a.Admin(), "/ancestry/v1/runs/"+path+"/findings")); got != want {
+			t.Errorf("%s = %s, want %s", path, got, want)
+		}
+	}
+}
+
 func TestAdminTrace(t *testing.T) {
 	id := ancestry.TraceID{0x4b, 15: 1}
 	a := newAPI(t, ancestry.APIOptions{Reader: links{list: []ancestry.Link{{Run: "a", Trace: id}, {Run: "b"}, {Run: "c", Trace: id}}}})

@@ -63,6 +63,10 @@ type APIOptions struct {
 	// the host's business, and a bare id on the others is an error.
 	Versions []string
 
+	// Findings returns what is held against a run, under any of its ids, and
+	// whether the run is watched at all; default: none is.
+	Findings func(ids ...RunID) (findings any, watched bool)
+
 	Live       func() []LiveRun      // the runs that are live now; default: none
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
@@ -87,6 +91,9 @@ func NewAPI(o APIOptions) (*API, error) {
 	}
 	if len(o.Versions) == 0 {
 		o.Versions = []string{"1.0", "2.0"}
+	}
+	if o.Findings == nil {
+		o.Findings = func(...RunID) (any, bool) { return nil, false }
 	}
 	if o.Live == nil {
 		o.Live = func() []LiveRun { return nil }

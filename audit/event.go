@@ -83,6 +83,15 @@ func firstByte(br *bufio.Reader) (byte, error) {
 	}
 }
 
+// ParseEvents reads one document of a stream or an answer to a poll: an event, a
+// list of events, or an object with the list in its member events. What is none
+// is skipped.
+func ParseEvents(doc []byte) []Event {
+	var l Log
+	l.add(doc)
+	return l.Events
+}
+
 func (l *Log) readJSON(r io.Reader) error {
 	dec := json.NewDecoder(r)
 	for {

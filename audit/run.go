@@ -10,7 +10,7 @@ import (
 
 // MaxEvents is how many events of a run are remembered, so that what names them
 // as its cause can be checked. A longer log counts as not whole from there on.
-const MaxEvents = 100_000
+const MaxEvents = 20_000
 
 // Run checks the log of one run, event by event. The zero value is not usable;
 // see NewRun.
@@ -137,6 +137,15 @@ func (r *Run) breach(rule Rule, e Event, format string, args ...any) {
 		Rule: rule, Run: r.id, Event: e.ID, Sequence: e.Sequence, Text: fmt.Sprintf(format, args...),
 	})
 }
+
+// ID returns the run that the log is of.
+func (r *Run) ID() string { return r.id }
+
+// Next returns the sequence number behind the last event that was looked at.
+func (r *Run) Next() int64 { return r.next }
+
+// Ended reports whether the log has its end.
+func (r *Run) Ended() bool { return r.end != "" }
 
 // Held reports whether the latest decision may not be carried out yet: it is
 // under the floor, and nobody has been asked about it and answered.

@@ -41,6 +41,8 @@ type Config struct {
 	Runs Runs `yaml:"runs"`
 	// Attribution tunes how an outbound call finds its run.
 	Attribution Attribution `yaml:"attribution"`
+	// ExecutionModel says what follows from the rules of OpenWOP's execution model.
+	ExecutionModel ExecutionModel `yaml:"executionModel"`
 	// Trust says whose context is adopted and who receives ours.
 	Trust Trust `yaml:"trust"`
 	// Carriers names the destinations that want context in a further place.
@@ -344,6 +346,19 @@ const (
 	WebhookParent WebhookContext = "parent"
 )
 
+// ExecutionModel says what follows from the rules of OpenWOP's execution model
+// (RFC 0037, RFC 0039). The events of the host's runs are checked against them
+// as they pass by; what they break is counted, logged, and served under
+// /ancestry/v1/runs/{id}/findings on the admin listener.
+type ExecutionModel struct {
+	// WithholdUnescalated refuses, with 503 and a JSON-RPC error, the MCP and A2A
+	// calls by which a run would carry a decision out that is under the host's
+	// confidence floor and was not escalated and answered. Default false. It needs
+	// somebody to read the run's events through the proxy, in the mode debug: what
+	// is not seen is not withheld.
+	WithholdUnescalated bool `yaml:"withholdUnescalated"`
+}
+
 // Trust says whose context is adopted and who receives ours.
 type Trust struct {
 	// Ingress says which callers may set context.
@@ -489,6 +504,10 @@ type Limits struct {
 	// further ones are plain requests. Default 100000; 1 to 10000000. A change
 	// needs a restart.
 	Webhooks int `yaml:"webhooks" min:"1" max:"10000000" restart:"yes"`
+	// WatchedRuns is how many runs are checked against the execution model at a
+	// time; with one more, the one that was quiet for longest is forgotten. Default
+	// 10000; 1 to 1000000. A change needs a restart.
+	WatchedRuns int `yaml:"watchedRuns" min:"1" max:"1000000" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.

@@ -48,6 +48,7 @@ func Default() *Config {
 			StdioLine:      16 << 20,
 			LiveRuns:       100_000,
 			Bindings:       100_000,
+			WatchedRuns:    10_000,
 			Webhooks:       100_000,
 			Queue:          8192,
 			Tunnels:        10_000,

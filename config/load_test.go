@@ -179,6 +179,7 @@ func TestEveryKey(t *testing.T) {
 			}},
 			Egress: config.TrustEgress{Mode: config.TrustListed, Hosts: hosts(t, "*.example.com", "tools.example.org:443")},
 		},
+		ExecutionModel: config.ExecutionModel{WithholdUnescalated: true},
 		Carriers: config.Carriers{
 			Tylo:              hosts(t, "legacy.example.com"),
 			A2AInMessage:      hosts(t, "*"),
@@ -196,7 +197,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Queue: 30, Tunnels: 40,
+			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, WatchedRuns: 7, Queue: 30, Tunnels: 40,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},
@@ -304,7 +305,7 @@ func TestRestartKeys(t *testing.T) {
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",
-		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.queue", "limits.tunnels",
+		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.queue", "limits.tunnels",
 	}
 	if diff := cmp.Diff(want, config.RestartKeys(old, every)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"io"
@@ -91,6 +90,9 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	x := exchangeOf(r)
 	x.guard(func() { x.leave(r) })
+	if f := x.withheld(); f != nil {
+		return f.response(r)
+	}
 	x.prepare(r)
 	var rt http.RoundTripper = p.outbound
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
@@ -102,11 +104,7 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	}
 	resp, err := rt.RoundTrip(r)
 	if err != nil {
-		f := x.failure(r, err)
-		return &http.Response{
-			StatusCode: f.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: f.header(),
-			Body: io.NopCloser(bytes.NewReader(f.body)), ContentLength: int64(len(f.body)), Request: r,
-		}
+		return x.failure(r, err).response(r)
 	}
 	removeHopByHopOfAnswer(resp)
 	x.open = resp.ContentLength < 0 && r.Method != http.MethodHead && resp.StatusCode != http.StatusSwitchingProtocols

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/audit"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
@@ -71,15 +72,16 @@ type exchange struct {
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
 
 	outcome   outcome
-	open      bool   // egress: the answer has a body of unknown length
-	status    int    // of the answer
-	replay    bool   // the host says that it has repeated an earlier answer
-	errorCode string // of a JSON-RPC answer
-	answered  bool   // the answer to the request was seen
-	streamed  bool   // the answer is to come on a stream of which every event can be read
-	stays     bool   // the run goes on after the exchange
-	failed    int    // the status of an answer that is an error
-	broken    error  // why the answer ended early
+	open      bool       // egress: the answer has a body of unknown length
+	status    int        // of the answer
+	checked   *audit.Run // ingress: the events that the answer streams, while they are checked
+	replay    bool       // the host says that it has repeated an earlier answer
+	errorCode string     // of a JSON-RPC answer
+	answered  bool       // the answer to the request was seen
+	streamed  bool       // the answer is to come on a stream of which every event can be read
+	stays     bool       // the run goes on after the exchange
+	failed    int        // the status of an answer that is an error
+	broken    error      // why the answer ended early
 }
 
 // outcome says how an exchange ended.

@@ -34,6 +34,7 @@ type head struct {
 	sealed  bool
 	openwop openwop.Op
 	segment string // id of the run that an OpenWOP request names, as in the path
+	v1      bool   // it speaks OpenWOP 1.x
 	task    string // id of the task that an A2A REST request asks webhooks of
 }
 
@@ -43,6 +44,7 @@ func readHead(r *http.Request) head {
 	var h head
 	path := r.URL.EscapedPath()
 	h.openwop, h.segment = openwop.Classify(r.Method, path)
+	h.v1 = h.openwop != openwop.None && strings.Contains(path, "/v1/runs")
 	h.task = taskOfConfig(r.Method, path)
 	h.hints.REST = h.task != "" || r.Method == http.MethodPost &&
 		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")) // %3A is another path

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/audit"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -29,6 +30,7 @@ const (
 	limitWebhooks = "webhooks"
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
+	limitWatched  = "watched-runs" // the longest quiet run is no longer checked
 	limitVisits   = "max-visits-per-host"
 	limitLine     = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -58,6 +60,8 @@ type metrics struct {
 	handshakes  *prometheus.CounterVec // outcome
 	cards       *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
+	findings    *prometheus.CounterVec // rule
+	withheld    prometheus.Counter
 	mcpServer   *prometheus.HistogramVec
 	mcpClient   *prometheus.HistogramVec
 	rpcServer   *prometheus.HistogramVec
@@ -91,6 +95,8 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		links:       counter("wopproxy_attributions_total", "Outbound messages attributed to a run, by evidence.", "evidence"),
 		abstentions: counter("wopproxy_abstentions_total", "Outbound messages attributed to no run, by reason.", "reason"),
 		webhooks:    counter("wopproxy_webhooks_total", "Requests that ask for A2A webhooks, and posts to where they asked, by what was made of them.", "direction", "outcome"),
+		findings:    counter("wopproxy_execution_findings_total", "Breaches of the execution model that the host's event logs have shown, by rule.", "rule"),
+		withheld:    prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_withheld_calls_total", Help: "Calls that were refused because the decision behind them is not escalated."}),
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
@@ -112,7 +118,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 	gauge := func(name, help string, value func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
-	reg.MustRegister(m.overhead, m.disputes, m.ambiguous, m.commitWait, m.panics,
+	reg.MustRegister(m.withheld, m.overhead, m.disputes, m.ambiguous, m.commitWait, m.panics,
 		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _, _ := live(); return n }),
 		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _, _ := live(); return n }),
 		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { _, _, n, _ := live(); return n }),
@@ -141,10 +147,13 @@ func (m *metrics) resolve() {
 	} {
 		m.links.WithLabelValues(string(e))
 	}
+	for _, r := range audit.Rules() {
+		m.findings.WithLabelValues(string(r))
+	}
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits, limitLine} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

@@ -279,6 +279,9 @@ func (x *exchange) requestStateKey(state []byte) attribution.Key {
 func (x *exchange) learnOpenWOP(data []byte) {
 	switch x.head.openwop {
 	case openwop.Create, openwop.Fork:
+		if x.head.openwop == openwop.Fork && x.failed != 0 {
+			x.p.watch.refused(x, data)
+		}
 		raw, ok := openwop.Created(data)
 		id, err := ancestry.ParseRunID(raw)
 		if !ok || err != nil || x.run == nil {
@@ -292,19 +295,26 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		} else {
 			x.p.metrics.ambiguous.Inc()
 		}
-	default:
-		if !openwop.Ended(x.head.openwop, data) {
-			return
+		return
+	case openwop.Events, openwop.Poll:
+		x.p.watch.see(data, x.streamed, &x.checked)
+	}
+	x.learnEnd(data)
+}
+
+// learnEnd ends the run that an answer about it shows to be over.
+func (x *exchange) learnEnd(data []byte) {
+	if !openwop.Ended(x.head.openwop, data) {
+		return
+	}
+	for _, parse := range []func(string) (ancestry.RunID, error){ancestry.ParseSegmentV1, ancestry.ParseSegmentV2} {
+		id, err := parse(x.head.segment)
+		if err != nil {
+			continue
 		}
-		for _, parse := range []func(string) (ancestry.RunID, error){ancestry.ParseSegmentV1, ancestry.ParseSegmentV2} {
-			id, err := parse(x.head.segment)
-			if err != nil {
-				continue
-			}
-			if run := x.p.runs.Known(id); run != nil {
-				x.p.runs.End(run)
-				return
-			}
+		if run := x.p.runs.Known(id); run != nil {
+			x.p.runs.End(run)
+			return
 		}
 	}
 }

@@ -50,6 +50,8 @@ type Policy struct {
 	Sample      float64  // share of the traces begun here that are marked as sampled when no spans are made
 	Propagators []string // foreign formats adopted: b3, jaeger, xray, ottrace
 
+	WithholdUnescalated bool // refuse calls that carry out a decision which is under the confidence floor and not escalated
+
 	InspectedBody    int64         // longer bodies pass unread; default 4 MiB
 	InspectedEvent   int           // longer SSE events pass unread; default 1 MiB
 	BodyPatience     time.Duration // a body that takes longer to arrive passes unread; default 10 s

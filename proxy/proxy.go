@@ -11,6 +11,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -48,6 +49,7 @@ type Options struct {
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns      int           // live runs at most; default 100 000
+	MaxWatched   int           // runs whose events are checked against the execution model; default 10 000
 	MaxBindings  int           // conversation ids bound at most; default 100 000
 	MaxWebhooks  int           // webhooks that are known again at most; default 100 000
 	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h
@@ -74,6 +76,7 @@ type Proxy struct {
 	outbound  *transports  // to the world
 	tylo      *wire.TyloTable
 	tunnels   tunnels
+	watch     *watcher
 	intercept *interceptor // nil: no TLS is intercepted
 
 	signedCard sync.Once // the warning of a signed agent card
@@ -121,6 +124,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.inbound = newTransports(nil)
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
+	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
 		runs, bindings := px.runs.Len()
 		return runs, bindings, px.webhooks.Len(), px.tunnels.len()

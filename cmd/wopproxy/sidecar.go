@@ -134,6 +134,7 @@ func (s *sidecar) open(ctx context.Context, c *config.Config) error {
 		Bearer:   func() string { return s.secrets.Load().bearer },
 		Upstream: c.Ingress.Upstream.URL, RewriteHost: c.Ingress.Host == config.HostUpstream,
 		Live:       s.proxy.Live,
+		Findings:   func(ids ...ancestry.RunID) (any, bool) { return s.proxy.Findings(ids...) },
 		Registerer: s.metrics, Logger: s.log,
 	})
 	return err
