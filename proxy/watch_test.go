@@ -130,7 +130,10 @@ func TestWatch(t *testing.T) {
 func TestWatchForkRefusal(t *testing.T) {
 	s := newSidecar(t, "h.example.com", openWOPHost(t).URL)
 	post(t, http.DefaultClient, s.ingress.URL+"/v1/runs/r:fork", `{"fromSeq":3,"mode":"branch"}`, http.Header{"Content-Type": {"application/json"}})
-	eventually(t, "the finding", func() bool { found, _ := s.Findings("r"); return len(found) == 1 && found[0].Rule == audit.RuleForkRefusal })
+	eventually(t, "the finding", func() bool {
+		found, _ := s.Findings("r")
+		return len(found) == 1 && found[0].Rule == audit.RuleForkRefusal
+	})
 }
 
 // The runs that are watched are bounded; the longest quiet one is forgotten.
