@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -33,20 +32,86 @@ func (t *tally) add(o tally) {
 	}
 }
 
-// judge compares what wopproxy says of each call with the truth. Its error says
-// what breaks the rule.
+// verdict is what is known of a call that was said to be of some run.
+type verdict struct {
+	of    *message // whose run made it
+	wrong bool     // it was said to be another's: to the server, or in the store
+	noted bool     // the store has it
+}
+
+// judge compares what wopproxy says of each call with the truth: what the
+// server was told, and what the store has. Its error says what breaks the rule.
 func (s *stage) judge(ctx context.Context, at int, all []*message) (tally, error) {
 	t := tally{by: map[string]int{}}
-	var errs []error
+	verdicts := map[string]*verdict{} // by the run that the call has started
 	for _, m := range all {
-		one, err := s.judgeRun(ctx, m)
-		t.add(one)
-		errs = append(errs, err)
+		own, err := s.ownLink(ctx, m)
+		if err != nil {
+			return t, err
+		}
+		t.calls += len(m.calls)
+		for _, c := range m.calls {
+			if !c.guessed {
+				t.misguessed++
+			}
+			if len(c.chain) == 0 {
+				t.abstained++
+				continue
+			}
+			verdicts[c.child] = &verdict{of: m, wrong: !s.isRight(own, m, c)}
+		}
+	}
+	strangers, err := s.readStore(ctx, all, verdicts, &t)
+	if err != nil {
+		return t, err
+	}
+	var errs []error
+	lost := 0
+	for _, v := range verdicts {
+		if v.wrong {
+			t.wrong++
+			continue
+		}
+		t.right++
+		if !v.noted {
+			lost++
+		}
+	}
+	if lost+strangers > 0 {
+		errs = append(errs, fmt.Errorf("the store lacks %d links of which the server was told, and has %d of which it was not", lost, strangers))
 	}
 	if want := callsPerRun * len(all); t.calls != want || s.book.strays > 0 {
 		errs = append(errs, fmt.Errorf("%d calls have arrived, and %d of nobody: want %d", t.calls, s.book.strays, want))
 	}
 	return t, errors.Join(append(errs, s.rule(at, t))...)
+}
+
+// readStore notes in the verdicts which runs the store has as children of which
+// run, and returns how many it has that no call has started. A link is noted
+// after its call was answered: it waits for those that there should be.
+func (s *stage) readStore(ctx context.Context, all []*message, verdicts map[string]*verdict, t *tally) (strangers int, err error) {
+	want := map[*message]int{}
+	for _, v := range verdicts {
+		if !v.wrong {
+			want[v.of]++
+		}
+	}
+	deadline := time.Now().Add(patience)
+	for _, m := range all {
+		children, err := s.children(ctx, m.task, want[m], deadline)
+		if err != nil {
+			return 0, err
+		}
+		for _, l := range children {
+			t.by[l.Evidence]++
+			if v := verdicts[l.RunID]; v != nil {
+				v.noted, v.wrong = true, v.wrong || v.of != m
+			} else {
+				strangers++
+			}
+		}
+	}
+	return strangers, nil
 }
 
 // rule says what may not be.
@@ -74,44 +139,6 @@ type link struct {
 	}
 }
 
-// judgeRun judges the calls of one run: what the server was told of each, and
-// whether the store has the same.
-func (s *stage) judgeRun(ctx context.Context, m *message) (tally, error) {
-	own, err := s.ownLink(ctx, m)
-	if err != nil {
-		return tally{}, err
-	}
-	t := tally{calls: len(m.calls), by: map[string]int{}}
-	told := map[string]bool{} // children that the run has by what the server was told
-	for _, c := range m.calls {
-		if !c.guessed {
-			t.misguessed++
-		}
-		switch {
-		case len(c.chain) == 0:
-			t.abstained++
-		case s.isRight(own, m, c):
-			t.right++
-			told[c.child] = true
-		default:
-			t.wrong++
-		}
-	}
-	noted, err := s.children(ctx, m.task, len(told))
-	for _, l := range noted {
-		t.by[l.Evidence]++
-		if !told[l.RunID] {
-			err = errors.Join(err, fmt.Errorf("the store has %s as a child of %s, which did not cause it", l.RunID, m.task))
-			t.wrong++
-		}
-		delete(told, l.RunID)
-	}
-	if len(told) > 0 {
-		err = errors.Join(err, fmt.Errorf("the store lacks children of %s: %q", m.task, slices.Sorted(maps.Keys(told))))
-	}
-	return t, err
-}
-
 // isRight reports whether a call was said to be of the run that made it, caused
 // by who sent its message, in their trace.
 func (s *stage) isRight(own link, m *message, c call) bool {
@@ -131,12 +158,12 @@ func (s *stage) ownLink(ctx context.Context, m *message) (l link, err error) {
 	return l, nil
 }
 
-// children returns the runs that a run has caused. A link is noted after its
-// call was answered, so it waits for as many as there should be.
-func (s *stage) children(ctx context.Context, run string, want int) ([]link, error) {
+// children returns the runs that a run has caused, as soon as there are as many
+// as there should be, and at the deadline what there is.
+func (s *stage) children(ctx context.Context, run string, want int, deadline time.Time) ([]link, error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(patience); ; <-tick.C {
+	for ; ; <-tick.C {
 		var page struct{ Runs []link }
 		if err := s.get(ctx, run, "/children", &page); err != nil {
 			return nil, err
