@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMain is also the hosts that the tests start.
@@ -128,6 +130,59 @@ func TestFaultsAreNoticed(t *testing.T) {
 			t.Parallel()
 			if _, err := measured(t, tt.o); err == nil || !regexp.MustCompile(tt.error).MatchString(err.Error()) {
 				t.Errorf("measure = %v, want an error like %s", err, tt.error)
+			}
+		})
+	}
+}
+
+// TestStoreIsJudged has a store that disagrees with what the server was told.
+func TestStoreIsJudged(t *testing.T) {
+	one := &message{root: "root-1", trace: "trace", task: "task-1"}
+	two := &message{root: "root-2", trace: "trace", task: "task-2"}
+	for i, m := range []*message{one, two} {
+		for j := range callsPerRun {
+			m.calls = append(m.calls, call{
+				child: fmt.Sprintf("child-%d-%d", i, j), trace: m.trace,
+				chain: []ancestor{{m.task, "go.example.com/agent"}, {m.root, caller}},
+			})
+		}
+	}
+	for _, tt := range []struct {
+		name         string
+		first        string // child of the second run, instead of its own
+		wrong, right int
+		error        string
+	}{
+		{"as it was told", "child-1-0", 0, 8, ""},
+		{"a child of the other run", "child-0-0", 1, 7, "1 of 8 calls are said to be of a run that did not make them\n"},
+		{"a child of nobody", "child-2-0", 0, 8, "lacks 1 links of which the server was told, and has 1 of which it was not"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				i := strings.Index("12", strings.TrimPrefix(strings.TrimSuffix(r.URL.Path, "/children"), "/ancestry/v1/runs/task-"))
+				m := []*message{one, two}[i]
+				if !strings.HasSuffix(r.URL.Path, "/children") {
+					fmt.Fprintf(w, `{"runId":"run","alias":%q,"traceId":"trace","chain":{"ancestors":[{"runId":%q,"hostId":%q}]}}`, m.task, m.root, caller)
+					return
+				}
+				first := m.calls[0].child
+				if i == 1 {
+					first = tt.first
+				}
+				fmt.Fprintf(w, `{"runs":[{"runId":%q,"evidence":"run-id"}`, first)
+				for _, c := range m.calls[1:] {
+					fmt.Fprintf(w, `,{"runId":%q,"evidence":"run-id"}`, c.child)
+				}
+				fmt.Fprint(w, "]}")
+			}))
+			defer admin.Close()
+			s := &stage{admin: admin.URL, host: found{name: "Go"}, mode: modeNamed(t, "`Run-Id`"), book: newBook(), patience: time.Millisecond}
+			got, err := s.judge(t.Context(), 1, []*message{one, two})
+			if got.wrong != tt.wrong || got.right != tt.right {
+				t.Errorf("%d wrong, %d right; want %d, %d", got.wrong, got.right, tt.wrong, tt.right)
+			}
+			if text := fmt.Sprintln(err); (err == nil) != (tt.error == "") || !strings.Contains(text, tt.error) {
+				t.Errorf("error = %swant %q in it", text, tt.error)
 			}
 		})
 	}

@@ -96,7 +96,7 @@ func (s *stage) readStore(ctx context.Context, all []*message, verdicts map[stri
 			want[v.of]++
 		}
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(s.patience)
 	for _, m := range all {
 		children, err := s.children(ctx, m.task, want[m], deadline)
 		if err != nil {

@@ -124,6 +124,7 @@ type stage struct {
 	host         found
 	quick        bool
 	chance       *rand.Rand
+	patience     time.Duration // with the store
 
 	ingress, admin string // base URLs
 	book           *book
@@ -142,6 +143,7 @@ func newStages(dir string, m mode, there []found, o options) (stages []*stage) {
 		stages = append(stages, &stage{
 			program: o.program, dir: filepath.Join(dir, fmt.Sprint(i)), mode: m, host: h, quick: o.quick,
 			chance: rand.New(rand.NewPCG(o.seed, uint64(i))), tallies: map[int]tally{},
+			patience: patience,
 		})
 	}
 	return stages
