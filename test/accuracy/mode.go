@@ -7,6 +7,7 @@ type mode struct {
 	settings    string   // what wopproxy is told, as YAML members of attribution
 	by          []string // the evidence that has to decide
 	without     []string // hosts that there is no such thing for
+	carry       bool     // the host is started with the shims
 	alone       bool     // only what is alone is linked; else every call has to be
 }
 
@@ -14,6 +15,7 @@ type mode struct {
 // those that ask more.
 var modes = []mode{
 	{name: "none", cooperation: "none", by: []string{"single-flight"}, alone: true},
+	{name: "carry shim", cooperation: "none", by: []string{"run-id"}, without: []string{"Go"}, carry: true},
 	{name: "OpenTelemetry", cooperation: "opentelemetry", by: []string{"trace-state"}},
 	{name: "`traceparent` handed on", cooperation: "traceparent", by: []string{"trace-id"}},
 	{name: "`Run-Id`", cooperation: "run-id", by: []string{"run-id"}},

@@ -179,8 +179,8 @@ func (s *stage) play(ctx context.Context, columns []int) (err error) {
 	return errors.Join(append(errs, stop())...)
 }
 
-// start sets the stage. The function that it returns clears it, and reports
-// what did not end as it should.
+// start sets the stage: wopproxy exec, which starts the host. The function that
+// it returns clears it, and reports what did not end as it should.
 func (s *stage) start(ctx context.Context) (stop func() error, err error) {
 	port, err := freePort()
 	if err != nil {
@@ -190,35 +190,27 @@ func (s *stage) start(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := start(ctx, cleanEnv(), s.program, "serve", "-config", file)
+	args := append([]string{"exec", "-config", file, fmt.Sprintf("-carry=%v", s.mode.carry), "--"}, s.host.argv...)
+	both, err := start(ctx, append(cleanEnv(),
+		"PORT="+port, "TOOLS="+s.tools.URL+"/mcp", "COOPERATION="+s.mode.cooperation, "SECRET="+secret,
+	), s.program, args...)
 	if err != nil {
 		return nil, err
 	}
-	var addresses struct{ Ingress, Egress, Admin string }
-	if err := proxy.await(func(line string) bool {
+	var addresses struct{ Ingress, Admin string }
+	serving := func(line string) bool {
 		var entry struct{ Msg string }
 		return json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" && json.Unmarshal([]byte(line), &addresses) == nil
-	}); err != nil {
-		return nil, errors.Join(err, proxy.stop())
 	}
-	s.ingress, s.admin = "http://"+addresses.Ingress, "http://"+addresses.Admin
-	host, err := start(ctx, append(cleanEnv(),
-		"PORT="+port, "HTTP_PROXY=http://"+addresses.Egress, "TOOLS="+s.tools.URL+"/mcp",
-		"COOPERATION="+s.mode.cooperation, "SECRET="+secret,
-	), s.host.argv[0], s.host.argv[1:]...)
-	if err == nil {
-		err = host.await(func(line string) bool { return line == "ready" })
-	}
-	stop = func() error {
-		if host != nil {
-			return errors.Join(host.stop(), proxy.stop())
-		}
-		return proxy.stop()
+	// The host is started when wopproxy serves.
+	if err = both.await(serving); err == nil {
+		err = both.await(func(line string) bool { return line == "ready" })
 	}
 	if err != nil {
-		return nil, errors.Join(err, stop())
+		return nil, errors.Join(err, both.stop())
 	}
-	return stop, nil
+	s.ingress, s.admin = "http://"+addresses.Ingress, "http://"+addresses.Admin
+	return both.stop, nil
 }
 
 // secret is the password of proxy credentials.
@@ -272,18 +264,16 @@ func cleanEnv() (env []string) {
 type process struct {
 	name string
 	cmd  *exec.Cmd
-	text sync.WaitGroup // reads what it writes
 
-	mu      sync.Mutex
-	lines   []string // what it has written last, on stdout and stderr
-	waiting func(line string) bool
-	arrived chan struct{}
-	gone    chan struct{} // closed when it has closed its outputs
+	mu    sync.Mutex
+	lines []string      // what it has written last, on stdout and stderr
+	more  chan struct{} // closed with the next line
+	gone  chan struct{} // closed when it has closed its outputs
 }
 
 // start starts a program. It is asked to end when ctx does.
 func start(ctx context.Context, env []string, name string, args ...string) (*process, error) {
-	p := &process{name: filepath.Base(name), arrived: make(chan struct{}), gone: make(chan struct{})}
+	p := &process{name: filepath.Base(name), more: make(chan struct{}), gone: make(chan struct{})}
 	p.cmd = exec.CommandContext(ctx, name, args...)
 	p.cmd.Env = env
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
@@ -311,30 +301,29 @@ func (p *process) follow(r io.ReadCloser) {
 		p.mu.Lock()
 		p.lines = append(p.lines, lines.Text())
 		p.lines = p.lines[max(0, len(p.lines)-maxLines):]
-		if p.waiting != nil && p.waiting(lines.Text()) {
-			p.waiting = nil
-			close(p.arrived)
-		}
+		close(p.more)
+		p.more = make(chan struct{})
 		p.mu.Unlock()
 	}
 }
 
-// await waits for a line, which may be there already. It can be used once.
+// await waits for a line, which may be there already.
 func (p *process) await(line func(string) bool) error {
-	p.mu.Lock()
-	if slices.ContainsFunc(p.lines, line) {
+	timeout := time.After(patience)
+	for {
+		p.mu.Lock()
+		there, more := slices.ContainsFunc(p.lines, line), p.more
 		p.mu.Unlock()
-		return nil
-	}
-	p.waiting = line
-	p.mu.Unlock()
-	select {
-	case <-p.arrived:
-		return nil
-	case <-p.gone:
-		return p.failed("ended before it was ready")
-	case <-time.After(patience):
-		return p.failed(fmt.Sprintf("was not ready after %v", patience))
+		if there {
+			return nil
+		}
+		select {
+		case <-more:
+		case <-p.gone:
+			return p.failed("ended before it was ready")
+		case <-timeout:
+			return p.failed(fmt.Sprintf("was not ready after %v", patience))
+		}
 	}
 }
 
