@@ -136,22 +136,24 @@ func measure(ctx context.Context, o options, stdout, stderr io.Writer) error {
 		faults = append(faults, fmt.Errorf("left out: %s", strings.Join(missing, "; ")))
 	}
 	t := &table{columns: columns(o.quick)}
+	turns := make(chan struct{}, 2) // while one mode waits another works
+	var all sync.WaitGroup
+	var mu sync.Mutex // of faults, and of stderr
 	for i, m := range o.modes {
 		row := t.add(m)
-		stages := newStages(filepath.Join(dir, fmt.Sprint(i)), m, there, o)
-		var all sync.WaitGroup
-		for _, s := range stages {
-			all.Go(func() { s.err = s.play(ctx, t.columns) })
-		}
-		all.Wait()
-		for _, s := range stages {
-			faults = append(faults, s.err)
-			row.take(s.host.name, s.tallies)
-		}
-		fmt.Fprintf(stderr, "%-*s %6.1fs\n", widest(names(modes)), m.name, time.Since(began).Seconds())
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+		turns <- struct{}{}
+		all.Go(func() {
+			errs := row.fill(ctx, newStages(filepath.Join(dir, fmt.Sprint(i)), m, there, o), t.columns)
+			mu.Lock()
+			defer mu.Unlock()
+			faults = append(faults, errs...)
+			fmt.Fprintf(stderr, "%-*s %6.1fs\n", widest(names(modes)), m.name, time.Since(began).Seconds())
+			<-turns
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if err := t.write(stdout); err != nil {
 		return err

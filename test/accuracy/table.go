@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -25,6 +27,20 @@ func (t *table) add(m mode) *row {
 	r := &row{mode: m, cells: map[int]tally{}}
 	t.rows = append(t.rows, r)
 	return r
+}
+
+// fill plays all stages of a mode at once, and returns what breaks the rule.
+func (r *row) fill(ctx context.Context, stages []*stage, columns []int) (faults []error) {
+	var all sync.WaitGroup
+	for _, s := range stages {
+		all.Go(func() { s.err = s.play(ctx, columns) })
+	}
+	all.Wait()
+	for _, s := range stages {
+		faults = append(faults, s.err)
+		r.take(s.host.name, s.tallies)
+	}
+	return faults
 }
 
 // take adds what came of one host.
