@@ -4,7 +4,7 @@ package main
 type mode struct {
 	name        string
 	cooperation string   // what the host is told to do
-	settings    string   // what wopproxy is told, as YAML members of attribution
+	settings    string   // what wopproxy is told, as YAML
 	by          []string // the evidence that has to decide
 	without     []string // hosts that there is no such thing for
 	carry       bool     // the host is started with the shims

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -232,8 +233,8 @@ ingress: { listen: "127.0.0.1:0", upstream: "http://127.0.0.1:%s" }
 egress: { listen: "127.0.0.1:0", credentials: { secret: { file: %q } } }
 admin: { listen: "127.0.0.1:0" }
 ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
-attribution: { %s }
-drain: { delay: 0s, timeout: 5s }
+drain: { timeout: 5s }
+%s
 `, s.hostID(), port, filepath.Join(s.dir, "secret"), filepath.Join(s.dir, "store"), s.mode.settings), 0o600)
 }
 
@@ -247,18 +248,19 @@ func freePort() (string, error) {
 	return port, errors.Join(err, ln.Close())
 }
 
-// cleanEnv keeps what the machine says about proxies and telemetry from what is
-// measured.
+// cleanEnv keeps what the machine says about proxies, telemetry and runs from
+// what is measured.
 func cleanEnv() (env []string) {
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if upper := strings.ToUpper(name); strings.HasPrefix(upper, "OTEL_") || strings.HasSuffix(upper, "_PROXY") {
-			continue
+		if !foreign.MatchString(name) {
+			env = append(env, kv)
 		}
-		env = append(env, kv)
 	}
 	return env
 }
+
+var foreign = regexp.MustCompile(`(?i)^(OTEL_.*|.*_PROXY|WOPPROXY_.*|RUN_ID|TRACEPARENT|TRACESTATE|PORT|NODE_OPTIONS|PYTHONPATH)$`)
 
 // process is a program that has been started.
 type process struct {
