@@ -144,13 +144,15 @@ func (d *decoder) checkAuth(c *Config) {
 	}
 }
 
+// taken are headers that HTTP, tracing or MCP use.
+var taken = []string{"traceparent", "tracestate", "baggage", "host", "connection", "content-length", "content-type",
+	"content-encoding", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect", "date", "accept",
+	"authorization", "proxy-authorization", "proxy-authenticate", "www-authenticate", "proxy-connection",
+	"cookie", "set-cookie", "origin", "via", "forwarded", "mcp-session-id", "mcp-protocol-version", "last-event-id"}
+
 // checkHeaders keeps our names off those that mean something already: a run id
 // in traceparent would cut the trace it is to follow.
 func (d *decoder) checkHeaders(c *Config) {
-	taken := []string{"traceparent", "tracestate", "baggage", "host", "connection", "content-length", "content-type",
-		"content-encoding", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect", "date", "accept",
-		"authorization", "proxy-authorization", "proxy-authenticate", "www-authenticate", "proxy-connection",
-		"cookie", "set-cookie", "origin", "via", "forwarded", "mcp-session-id", "mcp-protocol-version", "last-event-id"}
 	names := []struct {
 		key  string
 		name HeaderName
@@ -166,6 +168,11 @@ func (d *decoder) checkHeaders(c *Config) {
 	}
 	if c.Headers.RunAncestry == c.Headers.RunID && d.sound("headers.runAncestry") {
 		d.refuse("headers.runId", "%s is headers.runAncestry too, choose two names", c.Headers.RunID)
+	}
+	for i, name := range c.Attribution.SessionHeaders {
+		if slices.Contains(taken, strings.ToLower(string(name))) || name == c.Headers.RunAncestry || name == c.Headers.RunID {
+			d.refuse(fmt.Sprintf("attribution.sessionHeaders[%d]", i), "%s has a meaning already, which is not the session of one run, remove it", name)
+		}
 	}
 }
 

@@ -327,6 +327,13 @@ type Attribution struct {
 	// so that a session names the run it was first used in. Default false: a
 	// session that two runs share would name the wrong one.
 	SessionsPerRun bool `yaml:"sessionsPerRun"`
+	// SessionHeaders are headers whose value names one run of the host at a time,
+	// such as X-Claude-Code-Session-Id: a run is bound to the value that it
+	// arrives with, or that a call of it bears whose run is known otherwise, and
+	// further calls with that value are the run's. Default []. Values shorter than
+	// 16 characters or longer than 256 are no evidence, nor are those that two live
+	// runs bear.
+	SessionHeaders []HeaderName `yaml:"sessionHeaders"`
 	// WebhookContext is what an A2A webhook that arrives without trace context
 	// has to do with the request that asked for it: its trace links to that
 	// request's (link), or goes on with it (parent). Default link. It belongs to

@@ -171,6 +171,7 @@ func TestEveryKey(t *testing.T) {
 		Runs:    config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
 		Attribution: config.Attribution{
 			Quarantine: config.Duration{Duration: 2 * time.Second}, SessionsPerRun: true,
+			SessionHeaders: []config.HeaderName{"X-Claude-Code-Session-Id", "X-Session"},
 			WebhookContext: config.WebhookParent, WebhookTTL: config.Duration{Duration: 2 * time.Hour},
 		},
 		Trust: config.Trust{

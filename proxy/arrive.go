@@ -78,6 +78,9 @@ func (x *exchange) arrive(r *http.Request) {
 		disown(r.Header)
 		return
 	}
+	if x.starts {
+		x.bindSessions(r)
+	}
 	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
 	r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
 	if x.span != nil {
@@ -328,6 +331,26 @@ func (x *exchange) bindConversation(kind, id string) {
 	if len(id) >= unlikely {
 		x.bind(attribution.Key{Kind: kind, ID: id})
 	}
+}
+
+// bindSessions ties the sessions that vendors' headers name to the run of the
+// exchange.
+func (x *exchange) bindSessions(r *http.Request) {
+	for _, k := range x.sessions(r) {
+		x.bind(k)
+	}
+}
+
+// sessions are what the configured headers of r name.
+func (x *exchange) sessions(r *http.Request) []attribution.Key {
+	const longest = 256
+	var keys []attribution.Key
+	for _, name := range x.policy.SessionHeaders {
+		if v := r.Header.Get(name); len(v) >= unlikely && len(v) <= longest {
+			keys = append(keys, attribution.Key{Kind: attribution.KindHeader, ID: name + "\x00" + v})
+		}
+	}
+	return keys
 }
 
 // bind ties a conversation to the run of the exchange.

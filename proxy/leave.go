@@ -59,6 +59,7 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	if x.session != "" && x.policy.SessionsPerRun {
 		c.Keys = append(c.Keys, attribution.Key{Kind: attribution.KindMCPSession, ID: x.session})
 	}
+	c.Keys = append(c.Keys, x.sessions(r)...)
 	if x.post, c.Unsure = x.findPost(r, leaving(r.URL)); x.post != nil {
 		c.Webhook = x.post.Run
 	}
@@ -83,6 +84,9 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		run = &attribution.Run{First: v.ID} // the host's word is all there is
 	}
 	x.evidence, x.run = v.Evidence, run
+	if v.Evidence != ancestry.EvidenceConversation && v.Evidence != ancestry.EvidenceSingleFlight {
+		x.bindSessions(r) // else a session would be its own evidence, or chance's
+	}
 }
 
 // runOf returns the run that v names, from wherever it is known, or nil.

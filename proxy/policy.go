@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,7 @@ type Policy struct {
 	A2AInMessage      func(hostport string) bool // who is sent context in A2A messages even where there was none; nil: nobody
 	AncestryInMessage func(hostport string) bool // who is sent Run-Ancestry in MCP _meta too; nil: nobody
 	SessionsPerRun    bool                       // the host opens each client session and conversation for one run only
+	SessionHeaders    []string                   // request headers whose value names one run of the host at a time
 	WebhookParent     bool                       // a webhook without context goes on with the context of the request that asked for it; default: it links to it
 
 	Sample      float64  // share of the traces begun here that are marked as sampled when no spans are made
@@ -79,6 +81,10 @@ func (p Policy) compile() (*policy, error) {
 		p.RunIDHeader = ancestry.HeaderRunID
 	}
 	p.AncestryHeader, p.RunIDHeader = http.CanonicalHeaderKey(p.AncestryHeader), http.CanonicalHeaderKey(p.RunIDHeader)
+	p.SessionHeaders = slices.Clone(p.SessionHeaders)
+	for i, name := range p.SessionHeaders {
+		p.SessionHeaders[i] = http.CanonicalHeaderKey(name)
+	}
 	if p.CommitTimeout == 0 {
 		p.CommitTimeout = 100 * time.Millisecond
 	}

@@ -301,6 +301,8 @@ func (sc *scenario) config(text string) func(*Options, *Policy) {
 				o.MaxRuns = 1
 			case "one webhook at most":
 				o.MaxWebhooks = 1
+			case "session header":
+				p.SessionHeaders = []string{"x-vendor-session"}
 			case "webhook parent":
 				p.WebhookParent = true
 			case "one binding at most":

@@ -91,6 +91,9 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 	if p.RewriteHost { // the host can no longer check them; an empty list lets nothing in
 		p.AllowedHosts, p.AllowedOrigins = c.Ingress.AllowedHosts.Match, c.Ingress.AllowedOrigins.Match
 	}
+	for _, name := range c.Attribution.SessionHeaders {
+		p.SessionHeaders = append(p.SessionHeaders, string(name))
+	}
 	for _, f := range c.Tracing.Propagators {
 		p.Propagators = append(p.Propagators, string(f))
 	}

@@ -183,23 +183,27 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 	return "", why
 }
 
-// byKeyLocked names the one live run that a conversation id is bound to.
+// byKeyLocked names the one live run that a conversation id is bound to. The
+// first id that is bound decides, unless another one is bound to another run
+// alone.
 func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
+	var found *Run
 	for _, k := range keys {
-		if k.ID == "" {
-			continue
-		}
-		switch runs := t.bindings[k]; {
-		case len(runs) == 0:
-		case len(runs) > 1:
+		runs := t.bindings[k]
+		switch {
+		case k.ID == "" || len(runs) == 0 || found != nil && len(runs) > 1:
+		case len(runs) > 1 || found != nil && found != runs[0]:
 			return "", ReasonSharedKey
 		case blind:
 			return "", ReasonTableFull
 		default:
-			return runs[0].ID(), ""
+			found = runs[0]
 		}
 	}
-	return "", ""
+	if found == nil {
+		return "", ""
+	}
+	return found.ID(), ""
 }
 
 // onlyLocked names the run that is alone on this host. One that ended within

@@ -82,6 +82,7 @@ const (
 	KindA2AContext = "a2a-context"
 	KindA2ATask    = "a2a-task"
 	KindMCPSession = "mcp-session"
+	KindHeader     = "header" // of a vendor; the id begins with its name
 )
 
 // Table holds the runs that are live on this host, and those that ended within
