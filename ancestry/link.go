@@ -41,6 +41,7 @@ const (
 	EvidenceTraceID         Evidence = "trace-id"         // trace id of exactly one live run
 	EvidenceProxyCredential Evidence = "proxy-credential" // user name of the proxy URL
 	EvidenceBasePath        Evidence = "base-path"        // /_run/<runId>/ in front of the URL
+	EvidenceProcess         Evidence = "process"          // the process that called works for exactly one run
 	EvidenceConversation    Evidence = "conversation"     // id of a conversation bound to exactly one live run
 	EvidenceSingleFlight    Evidence = "single-flight"    // exactly one run is live on this host
 	EvidenceRunAncestry     Evidence = "run-ancestry"     // header Run-Ancestry, sent by the caller's proxy

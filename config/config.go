@@ -327,6 +327,16 @@ type Attribution struct {
 	// so that a session names the run it was first used in. Default false: a
 	// session that two runs share would name the wrong one.
 	SessionsPerRun bool `yaml:"sessionsPerRun"`
+	// ProcessPerRun says that the host runs each run in a process of its own, on
+	// this machine and where the proxy sees its processes: then the process that
+	// holds a loopback connection to egress tells the run. It, or the nearest
+	// process above it, was started with RUN_ID, or TRACEPARENT and TRACESTATE, of
+	// the run in its environment, bare or as CGI's HTTP_*; or it was forked for the
+	// connection on which the host was given the run, which is then never used
+	// for a second one. Default false: a process that works for two runs would name
+	// the wrong one. Linux only; it takes the right to read the host's /proc, as
+	// the same user or root.
+	ProcessPerRun bool `yaml:"processPerRun"`
 	// SessionHeaders are headers whose value names one run of the host at a time,
 	// such as X-Claude-Code-Session-Id: a run is bound to the value that it
 	// arrives with, or that a call of it bears whose run is known otherwise, and
@@ -515,6 +525,10 @@ type Limits struct {
 	// time; with one more, the one that was quiet for longest is forgotten. Default
 	// 10000; 1 to 1000000. A change needs a restart.
 	WatchedRuns int `yaml:"watchedRuns" min:"1" max:"1000000" restart:"yes"`
+	// ProcessScan is how long a call waits for the process that made it to be
+	// found, where attribution.processPerRun asks for it; past it the call finds
+	// its run in another way, or none. Default 500ms; 1ms to 10s.
+	ProcessScan Duration `yaml:"processScan" min:"1ms" max:"10s"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.

@@ -50,6 +50,7 @@ func Default() *Config {
 			Bindings:       100_000,
 			WatchedRuns:    10_000,
 			Webhooks:       100_000,
+			ProcessScan:    Duration{500 * time.Millisecond},
 			Queue:          8192,
 			Tunnels:        10_000,
 		},

@@ -171,6 +171,7 @@ func TestEveryKey(t *testing.T) {
 		Runs:    config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
 		Attribution: config.Attribution{
 			Quarantine: config.Duration{Duration: 2 * time.Second}, SessionsPerRun: true,
+			ProcessPerRun:  true,
 			SessionHeaders: []config.HeaderName{"X-Claude-Code-Session-Id", "X-Session"},
 			WebhookContext: config.WebhookParent, WebhookTTL: config.Duration{Duration: 2 * time.Hour},
 		},
@@ -198,7 +199,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, WatchedRuns: 7, Queue: 30, Tunnels: 40,
+			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, Queue: 30, Tunnels: 40,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},

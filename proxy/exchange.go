@@ -63,6 +63,8 @@ type exchange struct {
 	evidence ancestry.Evidence
 	asked    *attribution.Webhook // the webhook that the request asks for
 	post     *attribution.Webhook // the one that the request is a post of
+	unshared bool                 // ingress: the request has a connection of its own
+	served   func()               // ingress: ends what is known of that connection; nil: nothing is
 	visits   bool                 // ingress: the post works on behalf of x.run
 	commit   *ancestry.Commit     // of the newest link, while it may not be durable
 	wants    bool                 // the caller asked for the run's id by sending its ancestry

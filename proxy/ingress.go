@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
 	"strings"
@@ -14,7 +15,7 @@ import (
 // Ingress returns the reverse proxy in front of the host.
 func (p *Proxy) Ingress() http.Handler {
 	rp := &httputil.ReverseProxy{
-		Transport: p.inbound,
+		Transport: hostTransport{p},
 		// FlushInterval stays 0: streams and bodies of unknown length are
 		// flushed as they come anyway, and with -1 the flush races with the end
 		// of gRPC answers that have no body.
@@ -69,6 +70,37 @@ func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 	x.guard(func() { x.arrive(r.Out) })
 	x.guard(func() { x.askForCard(r.In, r.Out) })
 	x.prepare(r.Out)
+	if x.starts && x.run != nil && x.policy.ProcessPerRun {
+		r.Out = x.alone(r.Out)
+	}
+}
+
+// hostTransport sends requests to the host.
+type hostTransport struct{ p *Proxy }
+
+func (t hostTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if x := exchangeOf(r); x != nil && x.unshared {
+		return t.p.single.RoundTrip(r)
+	}
+	return t.p.inbound.RoundTrip(r)
+}
+
+// alone gives a request of a run a connection of its own, so that the process
+// which holds the host's side of it is known to work for this run.
+func (x *exchange) alone(r *http.Request) *http.Request {
+	if r.ProtoMajor != 1 {
+		return r // several share a connection, whatever one does
+	}
+	x.unshared = true
+	since := x.p.processes.os.ticks()
+	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			if x.served != nil {
+				x.served() // a connection that was of no use
+			}
+			x.served = x.p.processes.serve(info.Conn, x.run, since)
+		},
+	}))
 }
 
 // prepare stamps r, and measures what that took.

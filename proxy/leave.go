@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"net/http"
 
 	"go.opentelemetry.io/otel/trace"
@@ -64,6 +65,12 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		c.Webhook = x.post.Run
 	}
 	v := x.p.runs.Attribute(*c)
+	if x.policy.ProcessPerRun && weaker(v.Evidence) {
+		id, why := x.runOfProcess(r)
+		if c.Process, c.Unsure = id, cmp.Or(c.Unsure, why); id != "" || why != "" {
+			v = x.p.runs.Attribute(*c)
+		}
+	}
 	run := x.runOf(r, v)
 	if v.Evidence == ancestry.EvidenceTraceState && v.Run == nil && (run == nil || run.Trace != v.Trace) {
 		c.States = [2]string{}
@@ -84,9 +91,14 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 		run = &attribution.Run{First: v.ID} // the host's word is all there is
 	}
 	x.evidence, x.run = v.Evidence, run
-	if v.Evidence != ancestry.EvidenceConversation && v.Evidence != ancestry.EvidenceSingleFlight {
+	if !weaker(v.Evidence) {
 		x.bindSessions(r) // else a session would be its own evidence, or chance's
 	}
+}
+
+// weaker reports whether the process that calls would say more than e does.
+func weaker(e ancestry.Evidence) bool {
+	return e == "" || e == ancestry.EvidenceConversation || e == ancestry.EvidenceSingleFlight
 }
 
 // runOf returns the run that v names, from wherever it is known, or nil.

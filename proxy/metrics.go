@@ -28,6 +28,7 @@ const (
 	limitRuns     = "live-runs"
 	limitBindings = "bindings"
 	limitWebhooks = "webhooks"
+	limitScan     = "process-scan" // the process table could not be read in time
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
 	limitWatched  = "watched-runs" // the longest quiet run is no longer checked
@@ -143,7 +144,7 @@ func (m *metrics) resolve() {
 	}
 	for _, e := range []ancestry.Evidence{
 		ancestry.EvidenceRunID, ancestry.EvidenceTraceState, ancestry.EvidenceTraceID, ancestry.EvidenceProxyCredential,
-		ancestry.EvidenceBasePath, ancestry.EvidenceConversation, ancestry.EvidenceSingleFlight,
+		ancestry.EvidenceBasePath, ancestry.EvidenceProcess, ancestry.EvidenceConversation, ancestry.EvidenceSingleFlight,
 	} {
 		m.links.WithLabelValues(string(e))
 	}
@@ -153,7 +154,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitScan, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

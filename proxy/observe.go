@@ -322,6 +322,9 @@ func (x *exchange) learnEnd(data []byte) {
 // end settles what is left when the response has been sent, or cannot be.
 func (x *exchange) end(r *http.Request) {
 	x.idle(r)
+	if x.served != nil {
+		x.served()
+	}
 	switch gone := r.Context().Err() != nil; {
 	case x.outcome != outcomeAnswered || x.answered:
 	case gone:

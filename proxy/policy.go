@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -46,6 +47,8 @@ type Policy struct {
 	A2AInMessage      func(hostport string) bool // who is sent context in A2A messages even where there was none; nil: nobody
 	AncestryInMessage func(hostport string) bool // who is sent Run-Ancestry in MCP _meta too; nil: nobody
 	SessionsPerRun    bool                       // the host opens each client session and conversation for one run only
+	ProcessPerRun     bool                       // the host runs each run in a process of its own, on this machine; Linux only
+	ProcessScan       time.Duration              // a call waits this long for the process that made it to be found; default 500 ms
 	SessionHeaders    []string                   // request headers whose value names one run of the host at a time
 	WebhookParent     bool                       // a webhook without context goes on with the context of the request that asked for it; default: it links to it
 
@@ -81,6 +84,12 @@ func (p Policy) compile() (*policy, error) {
 		p.RunIDHeader = ancestry.HeaderRunID
 	}
 	p.AncestryHeader, p.RunIDHeader = http.CanonicalHeaderKey(p.AncestryHeader), http.CanonicalHeaderKey(p.RunIDHeader)
+	if p.ProcessScan == 0 {
+		p.ProcessScan = 500 * time.Millisecond
+	}
+	if p.ProcessPerRun && !processesKnown {
+		return nil, errors.New("proxy: which process made a call is known on Linux only, turn off attribution.processPerRun")
+	}
 	p.SessionHeaders = slices.Clone(p.SessionHeaders)
 	for i, name := range p.SessionHeaders {
 		p.SessionHeaders[i] = http.CanonicalHeaderKey(name)

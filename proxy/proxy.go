@@ -18,6 +18,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -71,10 +72,12 @@ type Proxy struct {
 	runs      *attribution.Table
 	webhooks  *attribution.Webhooks
 	metrics   *metrics
-	tracer    trace.Tracer // nil: no spans
-	inbound   *transports  // to the host
-	outbound  *transports  // to the world
+	tracer    trace.Tracer    // nil: no spans
+	inbound   *transports     // to the host
+	single    *http.Transport // to the host, on a connection for each request
+	outbound  *transports     // to the world
 	tylo      *wire.TyloTable
+	processes *processes
 	tunnels   tunnels
 	watch     *watcher
 	intercept *interceptor // nil: no TLS is intercepted
@@ -108,9 +111,10 @@ func New(o Options, p Policy) (*Proxy, error) {
 			HostID: o.HostID, TTL: o.RunTTL, Quarantine: o.Quarantine,
 			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight,
 		}),
-		webhooks: attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
-		tunnels:  tunnels{limit: o.MaxTunnels},
-		tylo:     wire.NewTyloTable(tyloIDs, time.Hour),
+		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
+		processes: newProcesses(),
+		tunnels:   tunnels{limit: o.MaxTunnels},
+		tylo:      wire.NewTyloTable(tyloIDs, time.Hour),
 	}
 	if err := px.SetPolicy(p); err != nil {
 		return nil, err
@@ -122,6 +126,8 @@ func New(o Options, p Policy) (*Proxy, error) {
 		px.intercept = newInterceptor(px)
 	}
 	px.inbound = newTransports(nil)
+	px.single = newTransport(nil)
+	px.single.DisableKeepAlives = true
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))

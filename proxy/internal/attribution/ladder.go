@@ -25,9 +25,10 @@ type Clues struct {
 	States     [2]string      // their tracestate members wop=
 	Credential ancestry.RunID // user name of the proxy credential, its secret already checked
 	BasePath   ancestry.RunID // /_run/<runId>/
+	Process    ancestry.RunID // of the process that called
 	Keys       []Key          // ids of the conversation it belongs to
 	Webhook    *Run           // the run that asked for it, if it is a post that was asked for
-	Unsure     Reason         // why it can't be told who asked for it
+	Unsure     Reason         // why the caller of this could not tell who asked for it, or whose process it is
 }
 
 // Reason says why no run was named, from a closed set.
@@ -39,6 +40,7 @@ const (
 	ReasonManyLiveRuns    Reason = "many-live-runs"    // several are, and nothing tells them apart
 	ReasonSharedTrace     Reason = "shared-trace"      // several live runs share the call's trace
 	ReasonSharedKey       Reason = "shared-key"        // several live runs share the call's conversation
+	ReasonSharedProcess   Reason = "shared-process"    // the process that called works for several runs, or may
 	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
 	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
 	ReasonUnproven        Reason = "unproven-state"    // the tracestate member names a run that is not known in the trace of the call
@@ -48,7 +50,7 @@ const (
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey,
+		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey, ReasonSharedProcess,
 		ReasonOtherWork, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
 	}
 }
@@ -96,7 +98,7 @@ func (t *Table) Attribute(c Clues) Verdict {
 	consider(ancestry.EvidenceRunID, c.RunID)
 	var why Reason
 	for i, state := range c.States {
-		id := t.parseState(state)
+		id := t.ParseState(state)
 		if run := t.byID[id]; run != nil && !slices.Contains(run.traces, c.Spans[i].Trace) {
 			why = ReasonUnproven
 			continue
@@ -112,6 +114,7 @@ func (t *Table) Attribute(c Clues) Verdict {
 	consider(ancestry.EvidenceTraceID, byTrace)
 	consider(ancestry.EvidenceProxyCredential, c.Credential)
 	consider(ancestry.EvidenceBasePath, c.BasePath)
+	consider(ancestry.EvidenceProcess, c.Process)
 	byKey, whyNot := t.byKeyLocked(c.Keys, blind)
 	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceConversation, byKey)
@@ -234,9 +237,9 @@ func (t *Table) onlyLocked(now time.Time, blind bool) (ancestry.RunID, Reason) {
 // that host's own.
 func (t *Table) State(r *Run) string { return t.tag + ":" + r.First.Segment() }
 
-// parseState returns the run named by a value that State has made for this
+// ParseState returns the run named by a value that State has made for this
 // host, by whichever replica or before a restart, and "" for any other.
-func (t *Table) parseState(value string) ancestry.RunID {
+func (t *Table) ParseState(value string) ancestry.RunID {
 	tag, rest, ok := strings.Cut(value, ":")
 	if !ok || tag != t.tag {
 		return ""
