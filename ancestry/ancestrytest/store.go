@@ -55,8 +55,9 @@ type contract struct {
 	s ancestry.Store
 }
 
-// base is when the runs of a test begin.
-func base() time.Time { return time.Now().UTC().Truncate(time.Second) }
+// base is when the runs of a test begin: the same each time it is asked, however
+// slow the machine.
+var base = sync.OnceValue(func() time.Time { return time.Now().UTC().Truncate(time.Second) })
 
 func trace(b byte) ancestry.TraceID { return ancestry.TraceID{b, 15: b} }
 
