@@ -24,6 +24,7 @@ const (
 	reasonUntrusted  = "untrusted"        // it is not among those who may
 	reasonFork       = "fork"             // a fork has no parent, whoever asked for it
 	reasonContinued  = "continued"        // the run began before the proxy could see it
+	reasonUnread     = "unread"           // or so it may have: the message could not be read
 )
 
 // read decides what a request to the host is, before anything is done with it.
@@ -212,6 +213,10 @@ func (x *exchange) continueRun(r *http.Request) {
 		}
 		return
 	}
+	if x.msg.Protocol == wire.A2A && x.unread() {
+		x.chain, x.reason, x.wants = ancestry.Chain{}, reasonUnread, false
+		return
+	}
 	if x.msg.Protocol != wire.A2A || x.msg.TaskID == "" {
 		return
 	}
@@ -224,6 +229,16 @@ func (x *exchange) continueRun(r *http.Request) {
 		// if there is such a task at all, which only the host's answer can tell.
 		x.chain, x.reason, x.wants = ancestry.Chain{}, reasonContinued, false
 	}
+}
+
+// unread reports whether an A2A request is known by its path alone, so that
+// nothing tells whether it goes on with a task.
+func (x *exchange) unread() bool {
+	switch x.msg.Refusal {
+	case wire.RefusedFraming, wire.RefusedCompressed, wire.RefusedNotProtobuf, wire.RefusedDuplicateKey:
+		return x.head.hints.GRPC != ""
+	}
+	return x.body == nil
 }
 
 // sameParent reports whether two calls come from one run, as far as is known.

@@ -5,16 +5,21 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
 // readBody reads body as far as the proxy may look at it: to its end, or until
 // it is longer than limit, or until patience is over. Either all is nil and
 // rest is the whole body, the part read included, or all is the whole body.
 //
+// A framed body is one of gRPC, whose client may leave its side open. It is read
+// to the end of its first frame, and rest is then what comes behind all.
+//
 // The patience is what keeps the promise that nothing is delayed without
 // bound: a peer that sends half a request and waits gets whatever it would
 // have got from the host itself.
-func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (all []byte, rest io.ReadCloser, why bodyOutcome) {
+func readBody(body io.ReadCloser, framed bool, length, limit int64, patience time.Duration) (all []byte, rest io.ReadCloser, why bodyOutcome) {
 	if length > limit {
 		return nil, body, bodyTooLarge
 	}
@@ -24,7 +29,7 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 	}
 	// One byte more than is expected, so that the end is seen without growing; but
 	// no more than what a promise of length alone may cost us.
-	p := &pending{src: body, buf: make([]byte, 0, min(size+1, 64<<10)), done: make(chan struct{})}
+	p := &pending{src: body, framed: framed, buf: make([]byte, 0, min(size+1, 64<<10)), done: make(chan struct{})}
 	go p.fill(limit) // ends when the body does, or with the first read after detach
 
 	timer := time.NewTimer(patience)
@@ -42,6 +47,10 @@ func readBody(body io.ReadCloser, length, limit int64, patience time.Duration) (
 		return nil, p, bodyTooLarge
 	case errors.Is(p.err, io.EOF):
 		return p.buf, nil, bodyWhole
+	case p.err == nil && frameRead(p.buf):
+		return p.buf, body, bodyWhole
+	case p.err == nil: // a frame that is longer than the limit
+		return nil, p, bodyTooLarge
 	}
 	return nil, p, bodyBroken // the transport will meet the same error
 }
@@ -59,8 +68,9 @@ const (
 // pending is a body of which a part has been read. It reads on where that part
 // ends.
 type pending struct {
-	src  io.ReadCloser
-	done chan struct{} // closed when fill has ended
+	src    io.ReadCloser
+	framed bool
+	done   chan struct{} // closed when fill has ended
 
 	mu       sync.Mutex
 	buf      []byte // grows in fill until detached
@@ -87,12 +97,24 @@ func (p *pending) fill(limit int64) {
 		p.mu.Lock()
 		p.buf = p.buf[:len(p.buf)+n]
 		p.err = err
-		stop := err != nil || int64(len(p.buf)) > limit || p.detached
+		stop := err != nil || int64(len(p.buf)) > limit || p.detached || p.framed && (frameRead(p.buf) || frameLonger(p.buf, limit))
 		p.mu.Unlock()
 		if stop {
 			return
 		}
 	}
+}
+
+// frameRead reports whether b has all of a frame.
+func frameRead(b []byte) bool {
+	n, ok := wire.FrameLength(b)
+	return ok && n <= int64(len(b))
+}
+
+// frameLonger reports whether b begins with a frame longer than limit.
+func frameLonger(b []byte, limit int64) bool {
+	n, ok := wire.FrameLength(b)
+	return ok && n > limit
 }
 
 // detach ends the filling and reports whether it had not ended by itself.

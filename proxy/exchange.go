@@ -39,7 +39,7 @@ type exchange struct {
 	msg     wire.Message
 	session string        // MCP session of the request
 	body    []byte        // the whole body, when it was read
-	rest    io.ReadCloser // the body, when it was not
+	rest    io.ReadCloser // the body, when it was not, or what follows the frame of gRPC that was
 	clues   attribution.Clues
 
 	ambient  spanContext  // the context of the process, where a message is said to have that
@@ -114,7 +114,7 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	}
 	if x.head.inspect {
 		var why bodyOutcome
-		x.body, x.rest, why = readBody(r.Body, r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+		x.body, x.rest, why = readBody(r.Body, x.head.hints.GRPC != "", r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
 		switch why {
 		case bodyTooLarge:
 			p.metrics.limit(limitBody)
@@ -130,7 +130,7 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 // recognise starts the clock and tells what the body is.
 func (x *exchange) recognise() {
 	x.began = time.Now()
-	if x.body != nil {
+	if x.body != nil || x.head.hints.GRPC != "" { // whose path says what it is
 		x.guard(func() { x.msg = wire.Read(x.body, x.head.hints) })
 	}
 	if x.head.task != "" {
@@ -184,15 +184,22 @@ func (x *exchange) operation(r *http.Request) string {
 
 // setBody gives r the body that begin has taken.
 func (x *exchange) setBody(r *http.Request, body []byte) {
-	if x.rest != nil {
+	switch grpc := x.head.hints.GRPC != ""; {
+	case x.body == nil && x.rest == nil:
+		return
+	case x.body == nil:
 		r.Body = x.rest
 		return
+	case grpc && r.ContentLength >= 0:
+		r.ContentLength += int64(len(body) - len(x.body))
+	case !grpc: // whose servers would take a length for metadata of the call
+		r.ContentLength = int64(len(body))
 	}
-	if x.body == nil {
+	r.TransferEncoding = nil
+	if x.rest != nil {
+		r.Body = &behind{io.MultiReader(bytes.NewReader(body), x.rest), x.rest}
 		return
 	}
-	r.ContentLength = int64(len(body))
-	r.TransferEncoding = nil
 	fresh := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	r.Body, _ = fresh()
 	// With GetBody the transport may repeat a request that met a connection which
@@ -202,6 +209,12 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 	if r.Header["Idempotency-Key"] == nil && r.Header["X-Idempotency-Key"] == nil {
 		r.GetBody = fresh
 	}
+}
+
+// behind is a body whose first part was read.
+type behind struct {
+	io.Reader
+	io.Closer
 }
 
 // stamp writes x.context, and on egress the ancestry in x.sent, into r. What

@@ -175,7 +175,7 @@ func FuzzReadBody(f *testing.F) {
 				length = int64(len(body))
 			}
 			began := time.Now()
-			all, rest, why := readBody(src, length, int64(limit), wait)
+			all, rest, why := readBody(src, false, length, int64(limit), wait)
 			if took := time.Since(began); took > wait {
 				t.Errorf("readBody took %v, want at most %v", took, wait)
 			}
@@ -232,7 +232,7 @@ func TestBodyPatience(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := &slowBody{pieces: [][]byte{[]byte("a"), []byte("b")}, pauses: []byte{0, row.pause}, err: io.EOF}
-				_, rest, why := readBody(src, 2, 100, 100*time.Millisecond)
+				_, rest, why := readBody(src, false, 2, 100, 100*time.Millisecond)
 				if why != row.want {
 					t.Errorf("outcome = %v, want %v", why, row.want)
 				}
@@ -248,11 +248,11 @@ func TestBodyPatience(t *testing.T) {
 
 // A reader that gives its end together with its last bytes loses none of them.
 func TestBodyEndsWithItsLastBytes(t *testing.T) {
-	all, _, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), 5, 100, time.Hour)
+	all, _, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, 5, 100, time.Hour)
 	if string(all) != "hello" || why != bodyWhole {
 		t.Errorf("readBody = %q, %v", all, why)
 	}
-	_, rest, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), -1, 3, time.Hour)
+	_, rest, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, -1, 3, time.Hour)
 	if b, err := io.ReadAll(rest); string(b) != "hello" || err != nil || why != bodyTooLarge {
 		t.Errorf("the rest = %q, %v, %v", b, err, why)
 	}

@@ -50,6 +50,12 @@ func readHead(r *http.Request) head {
 		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")) // %3A is another path
 	h.hints.Protocol = protocolOf(r, h.hints.REST)
 	h.sealed = signed(r.Header, "traceparent", "tracestate", "baggage")
+	if h.hints.GRPC != "" {
+		// Each of these methods takes one message; of others the proxy knows no end.
+		h.inspect = readsGRPC(r.Header.Get("Content-Type")) && wire.KnownRPC(path) && len(r.Trailer) == 0
+		h.refusal = bodyBound(r.Header)
+		return h
+	}
 	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) {
 		return h
 	}
@@ -68,8 +74,19 @@ func readHead(r *http.Request) head {
 // MCP: nothing is written into a body that may be the other's.
 func protocolOf(r *http.Request, rest bool) wire.Protocol {
 	h := r.Header
+<<<<<<< HEAD
 	switch {
 	case rest || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+=======
+	// The colon of a REST operation is literal: %3A is another path.
+	hints.REST = r.Method == http.MethodPost &&
+		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream"))
+	if wire.IsA2AService(path) && isGRPC(r) {
+		hints.GRPC = path
+	}
+	switch {
+	case hints.GRPC != "" || hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+>>>>>>> fc444cb (Carry and record A2A over gRPC: requests read by their frame, answers by theirs and by their status)
 		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version="):
 		return wire.A2A
 	case h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil:
@@ -103,6 +120,23 @@ func isJSON(contentType string) bool {
 	}
 	t, _, err := mime.ParseMediaType(contentType)
 	return err == nil && (t == "application/json" || t == "application/a2a+json")
+}
+
+// isGRPC reports whether r is a gRPC request, of whatever encoding. gRPC-Web is
+// another protocol.
+func isGRPC(r *http.Request) bool {
+	rest, ok := strings.CutPrefix(r.Header.Get("Content-Type"), mediaGRPC)
+	return ok && r.ProtoMajor == 2 && r.Method == http.MethodPost && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// mediaGRPC is the media type of gRPC, with protobuf unless it goes on.
+const mediaGRPC = "application/grpc"
+
+// readsGRPC reports whether messages of a gRPC media type are protobuf.
+func readsGRPC(contentType string) bool {
+	t, _, _ := strings.Cut(contentType, ";")
+	t = strings.TrimSpace(t)
+	return t == mediaGRPC || t == mediaGRPC+"+proto"
 }
 
 // acceptsBoth reports whether the client takes JSON and a stream, as clients of

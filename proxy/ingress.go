@@ -53,8 +53,12 @@ func (p *Proxy) Ingress() http.Handler {
 // them removed.
 func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 	x := exchangeOf(r.In)
-	r.Out.URL.Scheme, r.Out.URL.Host = p.o.Upstream.Scheme, p.o.Upstream.Host
-	prefixPath(r.Out.URL, p.o.Upstream)
+	upstream := p.o.Upstream
+	if p.o.GRPCUpstream != nil && isGRPC(r.In) {
+		upstream = p.o.GRPCUpstream
+	}
+	r.Out.URL.Scheme, r.Out.URL.Host = upstream.Scheme, upstream.Host
+	prefixPath(r.Out.URL, upstream)
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops what it can't parse
 	r.Out.Trailer = r.In.Trailer           // a copy would miss what comes behind the body
 	if !x.policy.RewriteHost {
@@ -107,6 +111,9 @@ func (x *exchange) alone(r *http.Request) *http.Request {
 func (x *exchange) prepare(r *http.Request) {
 	if x.curious() && r.Header["Accept-Encoding"] != nil && !signed(r.Header, "accept-encoding") {
 		delete(r.Header, "Accept-Encoding") // an answer that is compressed can't be observed
+	}
+	if x.head.hints.GRPC != "" && !signed(r.Header, "grpc-accept-encoding") {
+		delete(r.Header, "Grpc-Accept-Encoding")
 	}
 	x.guard(func() { x.stamp(r) })
 	x.p.metrics.overhead.WithLabelValues(string(x.dir)).Observe(sinceSeconds(x.began))
@@ -184,4 +191,6 @@ func (x *exchange) refuse() *failure {
 }
 
 // isRPC reports whether the answer to the exchange is a JSON-RPC message.
-func (x *exchange) isRPC() bool { return x.msg.Kind == wire.Request && !x.head.hints.REST }
+func (x *exchange) isRPC() bool {
+	return x.msg.Kind == wire.Request && !x.head.hints.REST && x.head.hints.GRPC == ""
+}

@@ -26,6 +26,9 @@ func (x *exchange) observe(resp *http.Response) {
 	if stream && resp.Request.Method == http.MethodGet && (x.msg.Protocol != wire.None || x.head.openwop == openwop.Events) {
 		x.idle(resp.Request) // it listens; work begins with other requests
 	}
+	if x.head.hints.GRPC != "" {
+		x.learnStatus(resp.Header) // an error may have no other answer than its head
+	}
 	if resp.Body == nil || resp.Body == http.NoBody || !x.curious() {
 		return
 	}
@@ -34,10 +37,15 @@ func (x *exchange) observe(resp *http.Response) {
 		return
 	}
 	o := &observer{ReadCloser: resp.Body, x: x, ctx: resp.Request.Context(), want: resp.ContentLength}
-	if stream {
-		o.events = &events{limit: x.policy.InspectedEvent}
+	switch {
+	case x.head.hints.GRPC != "" && !strings.HasPrefix(contentType, mediaGRPC):
+		return // not the host's
+	case x.head.hints.GRPC != "":
+		o.parts, o.limit, o.trailer = &frames{limit: x.policy.InspectedBody}, limitAnswer, &resp.Trailer
+	case stream:
+		o.parts, o.limit = &events{limit: x.policy.InspectedEvent}, limitEvent
 		x.streamed = true
-	} else if resp.ContentLength > x.policy.InspectedBody {
+	case resp.ContentLength > x.policy.InspectedBody:
 		x.p.metrics.limit(limitAnswer)
 		return
 	}
@@ -53,10 +61,12 @@ func (x *exchange) curious() bool {
 // bytes that said so are handed on.
 type observer struct {
 	io.ReadCloser
-	x      *exchange
-	ctx    contextDone
-	want   int64   // Content-Length, or -1
-	events *events // of a stream; nil: the body is one document
+	x       *exchange
+	ctx     contextDone
+	want    int64        // Content-Length, or -1
+	parts   parts        // of a stream; nil: the body is one document
+	limit   string       // what a part that is too long is counted as
+	trailer *http.Header // of gRPC: complete at the body's end
 
 	seen  []byte // the document so far; nil once it is read or too long
 	total int64
@@ -84,11 +94,14 @@ func (o *observer) Read(b []byte) (int, error) {
 }
 
 func (o *observer) see(chunk []byte, last bool) {
-	if o.events != nil {
-		o.events.write(chunk, func(data []byte) { o.x.learn(data, false) }, func() {
-			o.x.p.metrics.limit(limitEvent)
+	if o.parts != nil {
+		o.parts.write(chunk, func(data []byte) { o.x.learn(data, false) }, func() {
+			o.x.p.metrics.limit(o.limit)
 			o.x.streamed = false // this may have been the answer
 		})
+		if last && o.trailer != nil {
+			o.x.learnStatus(*o.trailer)
+		}
 		return
 	}
 	o.total += int64(len(chunk))
@@ -122,11 +135,32 @@ func (x *exchange) learn(data []byte, alone bool) {
 		x.learnOpenWOP(data)
 		return
 	}
-	bare := x.head.hints.REST || x.msg.Protocol == wire.A2A && x.body == nil
-	a, ok := wire.ReadAnswer(data, x.msg.Protocol, bare)
-	if !ok {
-		return
+	bare := x.head.hints.REST || x.head.hints.GRPC != "" || x.msg.Protocol == wire.A2A && x.body == nil
+	var a wire.Answer
+	var ok bool
+	if path := x.head.hints.GRPC; path != "" {
+		a, ok = wire.ReadRPCAnswer(data, path)
+	} else {
+		a, ok = wire.ReadAnswer(data, x.msg.Protocol, bare)
 	}
+	if ok {
+		x.take(a, alone, bare)
+	}
+}
+
+// learnStatus takes the status that ends an answer of gRPC from its trailers, or
+// from the head of one that has no body.
+func (x *exchange) learnStatus(h http.Header) {
+	if status := h["Grpc-Status"]; len(status) == 1 {
+		if a, failed := wire.ReadStatus(status[0], h.Get("Grpc-Message")); failed {
+			x.take(a, true, true)
+		}
+	}
+}
+
+// take learns from an answer that was read. A bare one has no id, and needs
+// none.
+func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	if a.Kind == wire.Batch {
 		x.answered = true
 		return
@@ -144,13 +178,17 @@ func (x *exchange) learn(data []byte, alone bool) {
 	}
 	x.learnTask(a)
 	x.errorCode = a.ErrorCode
-	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" || a.State.Terminal() || a.BareMessage {
+	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
 		x.answered = true
 	}
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" {
 		x.finish(x.errorType(a.ErrorCode, a.ToolError), a.ErrorCode, a.ErrorMessage)
 	}
 }
+
+// lapsed reports whether a gRPC error says that the caller waits no longer: like
+// a client that hangs up, that is no word of the host's on the task.
+func lapsed(code string) bool { return code == "CANCELLED" || code == "DEADLINE_EXCEEDED" }
 
 // learnTask follows the task that a message tells of: its id is the host's own
 // id of the run, and its state says whether the run goes on.

@@ -47,6 +47,8 @@ type Options struct {
 	Upstream  *url.URL // the host itself
 	Recorder  Recorder
 
+	GRPCUpstream *url.URL // where the host takes gRPC; default Upstream
+
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns      int           // live runs at most; default 100 000

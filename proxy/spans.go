@@ -134,7 +134,10 @@ func protoVersion(r *http.Request) string {
 
 // rpcSystem tells A2A's bindings apart.
 func rpcSystem(x *exchange) string {
-	if x.head.hints.REST {
+	switch {
+	case x.head.hints.GRPC != "":
+		return "grpc"
+	case x.head.hints.REST:
 		return "http"
 	}
 	return "jsonrpc"
@@ -167,10 +170,23 @@ func (x *exchange) errorType(code string, toolError bool) string {
 	switch {
 	case toolError:
 		return "tool_error"
-	case x.dir == ingress && (code == "-32700" || code == "-32600" || code == "-32601" || code == "-32602" || code == "-32002"):
+	case x.dir == ingress && callersFault(code):
 		return ""
 	}
 	return code
+}
+
+// callersFault reports whether an error code says that the caller did something
+// wrong: the codes of JSON-RPC, and those of gRPC that the OpenTelemetry
+// conventions don't count as errors of a server.
+func callersFault(code string) bool {
+	switch code {
+	case "-32700", "-32600", "-32601", "-32602", "-32002",
+		"CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED",
+		"FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNAUTHENTICATED":
+		return true
+	}
+	return false
 }
 
 // observeOperation feeds the histograms of the conventions. Names that peers
@@ -202,8 +218,12 @@ func (x *exchange) observeOperation(kind, code string) {
 	}
 }
 
-// fold keeps the codes that JSON-RPC, MCP and A2A define, and our own words.
+// fold keeps the codes that JSON-RPC, MCP, A2A and gRPC define, and our own
+// words.
 func fold(code string) string {
+	if wire.KnownStatus(code) {
+		return code
+	}
 	switch code {
 	case "", "tool_error", "timeout", "cancelled", "upstream", "_OTHER", "-32700":
 		return code

@@ -2,7 +2,16 @@ package proxy
 
 import (
 	"bytes"
+
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
+
+// parts cuts a stream as the bytes pass by. write takes the next chunk and calls
+// part with each part that ends in it, and tooLong for each that was too long to
+// keep. What part is given is only good until it returns.
+type parts interface {
+	write(chunk []byte, part func([]byte), tooLong func())
+}
 
 // events cuts a text/event-stream into its events as the bytes pass by. It
 // keeps the data of the event that is still open and nothing else.
@@ -83,3 +92,48 @@ func (e *events) endLine(event func([]byte), tooLong func()) {
 	}
 	e.data = append(e.data, value...)
 }
+
+// frames cuts the body of a gRPC answer into its messages as the bytes pass by.
+// Compressed ones can't be read and count as too long.
+type frames struct {
+	limit int64 // of a frame that is kept; a longer one is counted and skipped
+
+	open []byte // the frame that is open, as far as it is kept
+	skip int64  // how much of it is still to be passed over
+}
+
+// write implements parts.
+func (f *frames) write(chunk []byte, message func([]byte), tooLong func()) {
+	for len(chunk) > 0 {
+		if f.skip > 0 {
+			n := min(f.skip, int64(len(chunk)))
+			f.skip -= n
+			chunk = chunk[n:]
+			continue
+		}
+		want, ok := wire.FrameLength(f.open)
+		if !ok {
+			want = int64(len(f.open)) + 1 // the head, byte by byte
+		}
+		n := min(want-int64(len(f.open)), int64(len(chunk)))
+		f.open = append(f.open, chunk[:n]...)
+		chunk = chunk[n:]
+		if want, ok = wire.FrameLength(f.open); !ok {
+			continue
+		}
+		switch have := int64(len(f.open)); {
+		case f.open[0] != 0 || want > f.limit:
+			tooLong()
+			f.skip, f.open = want-have, f.open[:0]
+		case want == have:
+			data, _ := wire.FrameMessage(f.open) // one frame, and not compressed
+			message(data)
+			if f.open = f.open[:0]; cap(f.open) > keptFrame {
+				f.open = nil
+			}
+		}
+	}
+}
+
+// keptFrame bounds what a stream that is waited on holds for its next message.
+const keptFrame = 64 << 10

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -54,7 +53,7 @@ func newTransports(dial dialFunc) *transports {
 // RoundTrip uses HTTP/2 without TLS for gRPC alone: nothing else needs it, and
 // a server that does not speak it can't be told from one that does.
 func (t *transports) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.ProtoMajor == 2 && r.URL.Scheme == "http" && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+	if r.URL.Scheme == "http" && isGRPC(r) {
 		return t.h2c.RoundTrip(r)
 	}
 	return t.http1.RoundTrip(r)
