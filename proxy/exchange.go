@@ -112,6 +112,9 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	if x.head.refusal == wire.RefusedEncoded {
 		p.metrics.refused(dir, wire.RefusedEncoded)
 	}
+	if x.head.hints.GRPC != "" && !x.head.inspect {
+		p.metrics.refused(dir, wire.RefusedUnrecognised)
+	}
 	if x.head.inspect {
 		var why bodyOutcome
 		x.body, x.rest, why = readBody(r.Body, x.head.hints.GRPC != "", r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)

@@ -48,11 +48,15 @@ func readHead(r *http.Request) head {
 	h.task = taskOfConfig(r.Method, path)
 	h.hints.REST = h.task != "" || r.Method == http.MethodPost &&
 		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")) // %3A is another path
-	h.hints.Protocol = protocolOf(r, h.hints.REST)
+	if wire.IsA2AService(path) && isGRPC(r) {
+		h.hints.GRPC = path
+	}
+	h.hints.Protocol = protocolOf(r, h.hints.REST || h.hints.GRPC != "")
 	h.sealed = signed(r.Header, "traceparent", "tracestate", "baggage")
 	if h.hints.GRPC != "" {
 		// Each of these methods takes one message; of others the proxy knows no end.
-		h.inspect = readsGRPC(r.Header.Get("Content-Type")) && wire.KnownRPC(path) && len(r.Trailer) == 0
+		h.inspect = readsGRPC(r.Header.Get("Content-Type")) && wire.KnownRPC(path) &&
+			r.Body != nil && r.Body != http.NoBody && len(r.Trailer) == 0
 		h.refusal = bodyBound(r.Header)
 		return h
 	}
@@ -70,23 +74,12 @@ func readHead(r *http.Request) head {
 	return h
 }
 
-// protocolOf decides by headers and path alone. Signs of both protocols are not
+// protocolOf decides by headers, and by whether the path is bound to A2A. Signs of both protocols are not
 // MCP: nothing is written into a body that may be the other's.
-func protocolOf(r *http.Request, rest bool) wire.Protocol {
+func protocolOf(r *http.Request, bound bool) wire.Protocol {
 	h := r.Header
-<<<<<<< HEAD
 	switch {
-	case rest || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
-=======
-	// The colon of a REST operation is literal: %3A is another path.
-	hints.REST = r.Method == http.MethodPost &&
-		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream"))
-	if wire.IsA2AService(path) && isGRPC(r) {
-		hints.GRPC = path
-	}
-	switch {
-	case hints.GRPC != "" || hints.REST || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
->>>>>>> fc444cb (Carry and record A2A over gRPC: requests read by their frame, answers by theirs and by their status)
+	case bound || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
 		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version="):
 		return wire.A2A
 	case h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil:

@@ -123,7 +123,7 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 		host = net.JoinHostPort(name, port)
 	}
 	tr := newTransport(t.reuse())
-	tr.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: i.p.o.Roots}
+	tr.TLSClientConfig = t.tls()
 	t.serveHTTP(closingConn{conn, once.closed}, "https", host, tr, exchange)
 }
 

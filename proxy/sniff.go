@@ -23,9 +23,14 @@ const (
 // protocol, once it has begun to speak.
 const sniffPatience = 200 * time.Millisecond
 
+// serverFirst is how long a client may take to begin after a server that opened
+// with HTTP/2.
+const serverFirst = 5 * time.Second
+
 // sniff waits for the first side to speak and says what it speaks. When it is
-// the far side, nothing was asked of it, so this is not HTTP; early is then
-// what it has said. There is no limit on the wait for the first byte: a client
+// the far side, nothing was asked of it, so this is not HTTP/1; early is then
+// what it has said. Servers of HTTP/2 may send their settings unasked, and those
+// of gRPC do: then it is still for the client to tell. There is no limit on the wait for the first byte: a client
 // may open a tunnel long before it needs it, and either side ends the wait.
 func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind, early []byte, err error) {
 	type said struct {
@@ -46,11 +51,21 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 	case s := <-near:
 		interrupt(upstream)
 		early = <-far
-		if len(early) > 0 { // both at once
+		if len(early) > 0 && (s.kind != tunnelH2C || !isSettings(early)) { // both at once
 			s.kind = tunnelOther
 		}
 		return s.kind, early, errors.Join(s.err, upstream.SetReadDeadline(time.Time{}), clientConn.SetReadDeadline(time.Time{}))
 	case early = <-far:
+		if isSettings(early) {
+			select {
+			case s := <-near:
+				if s.kind != tunnelH2C {
+					s.kind = tunnelOther
+				}
+				return s.kind, early, errors.Join(s.err, clientConn.SetReadDeadline(time.Time{}))
+			case <-time.After(serverFirst):
+			}
+		}
 		interrupt(clientConn)
 		<-near
 		if len(early) == 0 {
@@ -59,6 +74,10 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 		return tunnelOther, early, clientConn.SetReadDeadline(time.Time{})
 	}
 }
+
+// isSettings reports whether b begins with the settings of an HTTP/2 server: a
+// frame of type 4 without flags, on stream 0.
+func isSettings(b []byte) bool { return len(b) >= 9 && string(b[3:9]) == "\x04\x00\x00\x00\x00\x00" }
 
 // interrupt ends a Read of c that is under way and leaves c otherwise intact.
 func interrupt(c net.Conn) { _ = c.SetReadDeadline(time.Unix(1, 0)) }

@@ -2,7 +2,10 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"net"
@@ -31,7 +34,8 @@ type tunnel struct {
 	upstream net.Conn
 	dial     dialFunc // for connections beyond upstream
 
-	intercept *interceptor // nil: TLS passes blind
+	roots     *x509.CertPool // whom certificates must lead to; nil: the system's
+	intercept *interceptor   // nil: TLS passes blind
 
 	mu     sync.Mutex
 	quiet  bool         // nobody has spoken yet
@@ -164,6 +168,9 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	opened(kind)
 	switch kind {
 	case tunnelHTTP1, tunnelH2C:
+		if len(early) > 0 && !t.attach(&t.upstream, &earlyConn{t.upstream, bufio.NewReader(io.MultiReader(bytes.NewReader(early), t.upstream))}) {
+			return
+		}
 		t.serveHTTP(t.onceConn(client), "http", t.target, t.transport(kind), exchange)
 	case tunnelTLS:
 		if t.intercept == nil || !t.intercept.wants(t.target) {
@@ -264,10 +271,12 @@ type inTunnel struct {
 // transport returns a Transport for what was found in the clear.
 func (t *tunnel) transport(kind tunnelKind) *http.Transport {
 	tr := newTransport(t.reuse())
+	tr.TLSClientConfig = t.tls() // where TLS is originated
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(kind == tunnelHTTP1)
 	tr.Protocols.SetUnencryptedHTTP2(kind == tunnelH2C)
 	if kind == tunnelH2C {
+		tr.Protocols.SetHTTP2(true)
 		// Streams that begin at once share the connection, instead of each opening
 		// one while the first is not yet known to speak HTTP/2.
 		tr.MaxConnsPerHost = 1
@@ -275,12 +284,22 @@ func (t *tunnel) transport(kind tunnelKind) *http.Transport {
 	return tr
 }
 
+// tls says whom a destination's certificate must lead to.
+func (t *tunnel) tls() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: t.roots}
+}
+
 // reuse returns a dial function that gives out the connection which is open
-// already before it opens others to the same target.
+// already before it opens others to the same target. Where TLS is originated the
+// port may be another than the client has asked for.
 func (t *tunnel) reuse() dialFunc {
 	ready := make(chan net.Conn, 1)
 	ready <- t.upstream
-	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+	_, port, _ := net.SplitHostPort(t.target) // checked by connect
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if _, other, err := net.SplitHostPort(addr); err == nil && other != port {
+			return t.dial(ctx, network, addr)
+		}
 		select {
 		case c := <-ready:
 			return c, nil

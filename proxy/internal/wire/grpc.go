@@ -20,6 +20,7 @@ type rpc struct {
 	push    []int // request: the way to the push config; nil: none, empty: the request is one
 	url     int   // of that push config
 	token   int   // of that push config
+	auth    int   // of that push config
 	answer  rpcAnswer
 }
 
@@ -42,25 +43,25 @@ const (
 var rpcs = func() map[string]*rpc {
 	m := map[string]*rpc{}
 	for path, r := range map[string]rpc{
-		service03 + "SendMessage":                      {message: 1, push: []int{2, 2}, url: 2, token: 3, answer: answersEvent},
-		service03 + "SendStreamingMessage":             {message: 1, push: []int{2, 2}, url: 2, token: 3, answer: answersEvent},
+		service03 + "SendMessage":                      {message: 1, push: []int{2, 2}, url: 2, token: 3, auth: 4, answer: answersEvent},
+		service03 + "SendStreamingMessage":             {message: 1, push: []int{2, 2}, url: 2, token: 3, auth: 4, answer: answersEvent},
 		service03 + "GetTask":                          {task: 1, answer: answersTask},
 		service03 + "ListTasks":                        {},
 		service03 + "CancelTask":                       {task: 1, answer: answersTask},
 		service03 + "TaskSubscription":                 {name: "SubscribeToTask", task: 1, answer: answersEvent},
-		service03 + "CreateTaskPushNotificationConfig": {task: 1, push: []int{3, 2}, url: 2, token: 3},
+		service03 + "CreateTaskPushNotificationConfig": {task: 1, push: []int{3, 2}, url: 2, token: 3, auth: 4},
 		service03 + "GetTaskPushNotificationConfig":    {task: 1},
 		service03 + "ListTaskPushNotificationConfig":   {name: "ListTaskPushNotificationConfigs", task: 1},
 		service03 + "DeleteTaskPushNotificationConfig": {task: 1},
 		service03 + "GetAgentCard":                     {name: "GetExtendedAgentCard"},
 
-		service10 + "SendMessage":                      {message: 2, push: []int{3, 2}, url: 4, token: 5, answer: answersEvent},
-		service10 + "SendStreamingMessage":             {message: 2, push: []int{3, 2}, url: 4, token: 5, answer: answersEvent},
+		service10 + "SendMessage":                      {message: 2, push: []int{3, 2}, url: 4, token: 5, auth: 6, answer: answersEvent},
+		service10 + "SendStreamingMessage":             {message: 2, push: []int{3, 2}, url: 4, token: 5, auth: 6, answer: answersEvent},
 		service10 + "GetTask":                          {task: 2, answer: answersTask},
 		service10 + "ListTasks":                        {},
 		service10 + "CancelTask":                       {task: 2, answer: answersTask},
 		service10 + "SubscribeToTask":                  {task: 2, answer: answersEvent},
-		service10 + "CreateTaskPushNotificationConfig": {task: 3, push: []int{}, url: 4, token: 5},
+		service10 + "CreateTaskPushNotificationConfig": {task: 3, push: []int{}, url: 4, token: 5, auth: 6},
 		service10 + "GetTaskPushNotificationConfig":    {task: 2},
 		service10 + "ListTaskPushNotificationConfigs":  {task: 1},
 		service10 + "DeleteTaskPushNotificationConfig": {task: 2},
@@ -98,6 +99,8 @@ const (
 	updateContext = 2
 	updateStatus  = 3
 	statusState   = 1
+
+	authCredentials = 2
 
 	structFields = 1
 	entryKey     = 1
@@ -180,8 +183,13 @@ func (m *Message) readPush(at span) {
 			return
 		}
 	}
-	if p, ok := pbPick(b, at, r.url, r.token); ok {
-		m.WebhookURL, m.WebhookToken = pbText(b, p.at[0], maxCarrier), pbText(b, p.at[1], maxCarrier)
+	p, ok := pbPick(b, at, r.url, r.token, r.auth)
+	if !ok {
+		return
+	}
+	m.WebhookURL, m.WebhookToken = pbText(b, p.at[0], maxCarrier), pbText(b, p.at[1], maxCarrier)
+	if auth, ok := pbPick(b, p.at[2], authCredentials); ok {
+		m.WebhookCredentials = pbText(b, auth.at[0], maxCarrier)
 	}
 }
 
