@@ -89,8 +89,13 @@ func (d *decoder) checkListeners(c *Config) {
 				d.refuse(l.key, "%s is taken by %s (%s), choose another port", l.addr, other.key, other.addr)
 			}
 		}
-		if l.addr.reaches(c.Ingress.Upstream) && d.sound(l.key) {
-			d.refuse("ingress.upstream", "%v is %s of this proxy, write the address of the host itself", c.Ingress.Upstream, l.key)
+		for _, host := range []struct {
+			key string
+			url URL
+		}{{"ingress.upstream", c.Ingress.Upstream}, {"ingress.grpcUpstream", c.Ingress.GRPCUpstream}} {
+			if l.addr.reaches(host.url) && d.sound(l.key) {
+				d.refuse(host.key, "%v is %s of this proxy, write the address of the host itself", host.url, l.key)
+			}
 		}
 	}
 	if c.Admin.Pprof && !c.Admin.Listen.Loopback() {
@@ -101,6 +106,9 @@ func (d *decoder) checkListeners(c *Config) {
 func (d *decoder) checkIngress(c *Config) {
 	if u := c.Host.WellKnownURL; u.URL != nil && !strings.HasSuffix(u.Path, "/.well-known/openwop") {
 		d.refuse("host.wellKnownUrl", "%v does not end in /.well-known/openwop, write the whole address of the discovery document", u)
+	}
+	if u := c.Ingress.GRPCUpstream; u.URL != nil && u.Path != "" && u.Path != "/" {
+		d.refuse("ingress.grpcUpstream", "%v has a path, which gRPC has no place for, write the address alone", u)
 	}
 	if !d.sound("ingress.host") {
 		return

@@ -84,6 +84,12 @@ type Ingress struct {
 	// Upstream is the host itself; a path in it goes in front of the path of
 	// every request. No default: required. A change needs a restart.
 	Upstream URL `yaml:"upstream" required:"the address of the host behind this proxy, for example http://127.0.0.1:8080" restart:"yes"`
+	// GRPCUpstream is where the host takes gRPC, if that is another address than
+	// upstream: many hosts serve it on a port of its own. http:// speaks HTTP/2
+	// without TLS, https:// with TLS and a certificate that leads to the system's
+	// roots. It takes no path. Default none, which is upstream. A change needs a
+	// restart.
+	GRPCUpstream URL `yaml:"grpcUpstream" restart:"yes"`
 	// Host is the Host header that the host sees: the caller's (preserve) or
 	// that of the upstream address (upstream). Default preserve. With upstream
 	// the host can no longer tell a rebound DNS name from its own, so the proxy

@@ -145,6 +145,7 @@ func TestEveryKey(t *testing.T) {
 		Ingress: config.Ingress{
 			Listen:         "[::1]:18088",
 			Upstream:       mustURL("https://agent.internal:8443/base"),
+			GRPCUpstream:   mustURL("http://agent.internal:50051"),
 			Host:           config.HostUpstream,
 			AllowedHosts:   hosts(t, "planner.example.com", "*.planner.example.com:8443", "[::1]"),
 			AllowedOrigins: config.Origins{"https://app.example.com", "http://localhost:3000"},
@@ -303,7 +304,7 @@ func TestRestartKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
+		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",

@@ -52,7 +52,7 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		quarantine = -1 // none, where 0 is the default
 	}
 	o := proxy.Options{
-		HostID: c.Host.ID, WellKnown: c.Host.WellKnownURL.String(), Upstream: c.Ingress.Upstream.URL,
+		HostID: c.Host.ID, WellKnown: c.Host.WellKnownURL.String(), Upstream: c.Ingress.Upstream.URL, GRPCUpstream: c.Ingress.GRPCUpstream.URL,
 		Recorder: s.recorder,
 		RunTTL:   c.Runs.TTL.Duration, Quarantine: quarantine,
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxWatched: c.Limits.WatchedRuns,
