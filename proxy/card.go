@@ -57,7 +57,7 @@ func (x *exchange) fetchesCard(r *http.Request) bool {
 // askForCard makes out, which is in on its way to the host, ask for a whole card
 // that can be read.
 func (x *exchange) askForCard(in, out *http.Request) {
-	inResult := x.msg.Protocol == wire.A2A && x.msg.Kind == wire.Request && slices.Contains(cardMethods, x.msg.Method)
+	inResult := x.msg.Protocol == wire.A2A && x.isRPC() && slices.Contains(cardMethods, x.msg.Method)
 	if x.policy.KeepCards || !inResult && !x.fetchesCard(in) {
 		return
 	}
@@ -124,7 +124,8 @@ func reachedAt(r *http.Request) *url.URL {
 
 // ownAddress reports whether host:port is the host behind us.
 func (x *exchange) ownAddress(hostport string) bool {
-	return sameAddress(hostport, authority(x.p.o.Upstream)) || allows(x.policy.OwnAddresses, hostport, false)
+	grpc := x.p.o.GRPCUpstream
+	return sameAddress(hostport, authority(x.p.o.Upstream)) || grpc != nil && sameAddress(hostport, authority(grpc)) || allows(x.policy.OwnAddresses, hostport, false)
 }
 
 // sameAddress reports whether two addresses with ports are one, seen from this
@@ -177,7 +178,7 @@ func (x *exchange) readCard(resp *http.Response) (body []byte, changed bool) {
 		x.p.metrics.card(wire.CardRefused)
 		return nil, false
 	}
-	all, rest, why := readBody(resp.Body, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+	all, rest, why := readBody(resp.Body, false, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
 	if all == nil {
 		resp.Body = rest
 		switch why {
