@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	a2apb0 "github.com/a2aproject/a2a-go/a2apb"
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
@@ -22,9 +24,11 @@ import (
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
 // grpcAgent is an A2A agent of both generations on grpc-go. What it does with a
@@ -366,7 +370,7 @@ func TestGRPCChain(t *testing.T) {
 			}
 			md := back.calls()[0].metadata
 			if md.Get("run-id")[0] != string(child.Run) || !strings.Contains(md.Get("traceparent")[0], child.Trace.String()) ||
-				len(md.Get("content-length")) > 0 || len(md.Get("run-ancestry")) != 1 {
+				len(md.Get("content-length"))+len(md.Get("grpc-accept-encoding")) > 0 || len(md.Get("run-ancestry")) != 1 {
 				t.Errorf("the agent was given %v", md)
 			}
 			if n := len(callee.Live()) + len(caller.Live()); n != 0 {
@@ -685,6 +689,60 @@ func TestGRPCOfOthers(t *testing.T) {
 	}
 	if runs := s.recorded(t); len(runs) != 0 {
 		t.Errorf("runs = %+v, want none", runs)
+	}
+}
+
+// TestGRPCLeftOpen: a client that leaves its side open after its message waits
+// for nothing, and its message is edited all the same.
+func TestGRPCLeftOpen(t *testing.T) {
+	to := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		head := make([]byte, 5)
+		_, err := io.ReadFull(r.Body, head)
+		size, _ := wire.FrameLength(head)
+		message := make([]byte, size-5)
+		if _, more := io.ReadFull(r.Body, message); errors.Join(err, more) != nil {
+			t.Errorf("the message: %v, %v", err, more)
+		}
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Trailer", "Grpc-Status")
+		_, _ = w.Write(wire.AppendFrame(nil, message))
+		w.Header().Set("Grpc-Status", "0")
+	})
+	s := newSidecar(t, "back.example.com", "http://"+to, func(_ *Options, p *Policy) { p.BodyPatience = time.Hour })
+	body, err := proto.Marshal(request10("", "go", inMessageOf(t, "00-11111111111111111111111111111111-1111111111111111-01")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, side := io.Pipe()
+	defer side.Close()
+	go func() { _, _ = side.Write(wire.AppendFrame(nil, body)) }()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.ingress.URL+"/lf.a2a.v1.A2AService/SendMessage", open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}}
+	tr := &http.Transport{Protocols: new(http.Protocols)}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	defer tr.CloseIdleConnections()
+	resp, err := tr.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	echo, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got a2apb.SendMessageRequest
+	if err := proto.Unmarshal(echo[5:], &got); err != nil {
+		t.Fatal(err)
+	}
+	call := grpcCall{message: got.GetMessage().GetMetadata()}
+	state := call.message.GetFields()["openwop"].GetStructValue().GetFields()["tracestate"].GetStringValue()
+	if call.traceOf() != "11111111111111111111111111111111" || !strings.HasPrefix(state, "wop=") || resp.Trailer.Get("Grpc-Status") != "0" {
+		t.Errorf("the host got %v, and its answer ends with %v", call.message, resp.Trailer)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
@@ -104,6 +105,41 @@ func TestTunnelTLS(t *testing.T) {
 	s.awaitSeries(t, "wopproxy_tunnels", 0)
 }
 
+// settings are those that a server of HTTP/2 may open with: none.
+const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+// A server that opens with HTTP/2 does not wait for a client that says nothing
+// for ever: what it has said passes then.
+func TestServerFirst(t *testing.T) {
+	for _, tt := range []struct {
+		after time.Duration
+		say   string
+		want  tunnelKind
+	}{
+		{serverFirst - time.Millisecond, h2Preface, tunnelH2C},
+		{serverFirst + time.Millisecond, h2Preface, tunnelOther},
+		{0, "GET / HTTP/1.1\r\n", tunnelOther},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			host, client := net.Pipe()
+			server, upstream := net.Pipe()
+			var talk sync.WaitGroup
+			talk.Go(func() {
+				_, _ = io.WriteString(server, settings)
+				time.Sleep(tt.after)
+				_, _ = io.WriteString(host, tt.say)
+			})
+			began := time.Now()
+			kind, early, err := sniff(bufio.NewReader(client), client, upstream)
+			if kind != tt.want || string(early) != settings || err != nil || time.Since(began) > serverFirst {
+				t.Errorf("after %v: sniff = %v, %q, %v, want %v", tt.after, kind, early, err, tt.want)
+			}
+			_ = client.Close() // ends what is still being said
+			talk.Wait()
+		})
+	}
+}
+
 // Both ends of a tunnel may speak whatever they like, and either may begin: all
 // bytes pass, and what was found is counted.
 func TestTunnelsPassOtherProtocols(t *testing.T) {
@@ -123,6 +159,10 @@ func TestTunnelsPassOtherProtocols(t *testing.T) {
 	}{
 		{"the server speaks first", "QUIT\r\n", "220 mail.example.com\r\n<QUIT\r\n>", func(c *rawConn) {
 			_, _ = io.WriteString(c.Conn, "220 mail.example.com\r\n")
+			echo(c)
+		}, tunnelOther},
+		{"the server speaks HTTP/2 first, the client does not", "QUIT\r\n", settings + "<QUIT\r\n>", func(c *rawConn) {
+			_, _ = io.WriteString(c.Conn, settings)
 			echo(c)
 		}, tunnelOther},
 		{"SSH", "SSH-2.0-Go\r\n", "<SSH-2.0-Go\r\n>", echo, tunnelOther},
