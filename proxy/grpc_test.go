@@ -87,7 +87,7 @@ func echo(_ any, stream grpc.ServerStream) error {
 	stream.SetTrailer(metadata.Pairs("end", "reached"))
 	for {
 		var m structpb.Struct
-		if err := stream.RecvMsg(&m); err == io.EOF {
+		if err := stream.RecvMsg(&m); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -222,7 +222,7 @@ func drain[T any](s grpc.ServerStreamingClient[T], err error) (*T, error) {
 	for last := (*T)(nil); ; {
 		m, err := s.Recv()
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return last, nil
 		case err != nil:
 			return nil, err
