@@ -215,7 +215,10 @@ func (d direction) opposite() direction {
 func (s *stdio) send(x *exchange) []byte {
 	// A line has no head. What is kept of one says that a request may leave work
 	// behind.
-	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Scheme: "stdio"}, Header: http.Header{}}
+	r := &http.Request{
+		Method: http.MethodPost, URL: &url.URL{Scheme: "stdio", Host: "localhost"}, Header: http.Header{},
+		RemoteAddr: "127.0.0.1:0", // for rules of trust: the other side is a process beside us
+	}
 	if x.dir == ingress {
 		x.ambient = s.ambient
 		x.guard(func() { x.read(r) })

@@ -2,7 +2,10 @@
 
 package boltstore
 
-import "os"
+import (
+	"os"
+	"time"
+)
 
 // lockDir relies on the locks that bbolt takes on its files.
-func lockDir(string) (*os.File, error) { return nil, nil }
+func lockDir(string, time.Duration) (*os.File, error) { return nil, nil }

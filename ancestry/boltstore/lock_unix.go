@@ -16,12 +16,12 @@ import (
 // processes that start in an empty directory, one would take the other's away.
 // Where a directory can't be locked, as on some network file systems, those
 // locks have to do.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(dir string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(lockTimeout); ; {
+	for deadline := time.Now().Add(wait); ; {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		switch {
 		case !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR):

@@ -36,6 +36,7 @@ type Options struct {
 	Dir      string           // directory of the files; created if it is missing
 	Window   time.Duration    // span of one file, at least a minute, in whole seconds; default 24 h
 	MaxAge   time.Duration    // Prune forgets windows that ended this long ago; default 720 h
+	Wait     time.Duration    // how long Open waits for another process to let go of Dir; default 100 ms, negative: not at all
 	MaxLinks int              // Prune forgets the oldest windows beyond this many links; default 10 million
 	Logger   *slog.Logger     // default: discard
 	Now      func() time.Time // default time.Now
@@ -64,6 +65,7 @@ var ErrInUse = errors.New("is used by another process")
 // Open opens the store in o.Dir, and creates it if there is none.
 func Open(o Options) (*Store, error) {
 	o.Window = cmp.Or(o.Window, 24*time.Hour)
+	o.Wait = cmp.Or(o.Wait, lockTimeout)
 	o.MaxAge = cmp.Or(o.MaxAge, 720*time.Hour)
 	o.MaxLinks = cmp.Or(o.MaxLinks, 10_000_000)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -84,7 +86,7 @@ func (s *Store) open() (err error) {
 	if err := os.MkdirAll(s.o.Dir, 0o700); err != nil {
 		return explain(s.o.Dir, err)
 	}
-	if s.lock, err = lockDir(s.o.Dir); err != nil {
+	if s.lock, err = lockDir(s.o.Dir, s.o.Wait); err != nil {
 		return explain(s.o.Dir, err)
 	}
 	var windows []*window

@@ -3,17 +3,23 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 )
 
 const ancestryManual = `ancestry RUN -host URL
+       wopproxy ancestry RUN -store DIR
 
 Asks the host at URL who caused RUN, then that run's host who caused it, and so
 on until a run that nobody caused, and draws the chain as a tree.
@@ -22,11 +28,15 @@ Other hosts than the first are called over https and at public addresses only,
 unless -allow lists them. A token is sent to the host at URL and to nobody else.
 Exits 1 if the walk stopped before it found the first run.
 
+With -store nobody is asked: the links are read that wopproxy stdio and exec have
+left in DIR, or in the stores below it. Those that are in use are passed over.
+
 `
 
 func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f := newFlags("ancestry", ancestryManual, stderr)
 	host := f.String("host", "", "`URL` of the host that RUN belongs to")
+	store := f.String("store", "", "`folder` of links to read instead")
 	token := f.String("bearer-file", "", "`file` with the token to send to that host")
 	hops := f.Int("hops", 64, "hosts to ask at most")
 	timeout := f.Duration("timeout", 10*time.Second, "time for the whole walk")
@@ -43,6 +53,17 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	run, err := ancestry.ParseRunID(operands[0])
 	if err != nil {
 		return err
+	}
+	if (*host == "") == (*store == "") {
+		fmt.Fprintln(stderr, "wopproxy ancestry: say either -host or -store")
+		return errUsage
+	}
+	if *store != "" {
+		walk, err := walkStores(ctx, *store, run, stderr)
+		if err != nil {
+			return err
+		}
+		return printWalk(stdout, walk, *asJSON)
 	}
 	o := ancestry.WalkerOptions{Allow: allow, MaxHops: *hops, Timeout: *timeout}
 	if *token != "" {
@@ -65,6 +86,58 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		return fmt.Errorf("the walk stopped before the first run: %s", strings.TrimSpace(string(walk.Stop)+" "+walk.Detail))
 	}
 	return nil
+}
+
+// walkStores tells what is recorded of run in the store dir, or in one of those
+// that it holds. What is known of the ancestors is what the run's caller said.
+func walkStores(ctx context.Context, dir string, run ancestry.RunID, stderr io.Writer) (ancestry.Walk, error) {
+	found := map[string]bool{}
+	for _, pattern := range []string{"links-*.db", filepath.Join("*", "links-*.db")} {
+		files, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return ancestry.Walk{}, fmt.Errorf("-store: %w", err)
+		}
+		for _, file := range files {
+			found[filepath.Dir(file)] = true
+		}
+	}
+	if len(found) == 0 {
+		return ancestry.Walk{}, fmt.Errorf("-store: %s holds no store, nor do the folders in it", dir)
+	}
+	for _, dir := range slices.Sorted(maps.Keys(found)) {
+		l, err := readLink(ctx, dir, run)
+		switch {
+		case err == nil:
+			return recordedWalk(dir, l), nil
+		case errors.Is(err, boltstore.ErrInUse):
+			fmt.Fprintf(stderr, "wopproxy ancestry: %s is in use and not read\n", dir)
+		case !errors.Is(err, ancestry.ErrNotFound):
+			return ancestry.Walk{}, err
+		}
+	}
+	return ancestry.Walk{}, fmt.Errorf("%s: no such run in %s", run, dir)
+}
+
+// readLink reads one link of a store that nobody uses.
+func readLink(ctx context.Context, dir string, run ancestry.RunID) (l ancestry.Link, err error) {
+	s, err := boltstore.Open(boltstore.Options{Dir: dir, Wait: -1})
+	if err != nil {
+		return l, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return s.Lookup(ctx, run)
+}
+
+// recordedWalk is the chain that a link holds.
+func recordedWalk(dir string, l ancestry.Link) ancestry.Walk {
+	walk := ancestry.Walk{Hops: []ancestry.Hop{{Run: l.ID(), Host: l.Host, Base: dir, Confirmed: true}}, Stop: ancestry.StopRoot}
+	for _, a := range l.Chain.Ancestors {
+		walk.Hops = append(walk.Hops, ancestry.Hop{Run: a.Run, Host: a.Host, Cause: a.Cause})
+	}
+	if l.Chain.More {
+		walk.Stop, walk.Detail = ancestry.StopTooDeep, "older ancestors were not told"
+	}
+	return walk
 }
 
 func printWalk(w io.Writer, walk ancestry.Walk, asJSON bool) error {

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/carry"
 	"github.com/wopproxy/wopproxy/config"
 )
@@ -134,12 +133,11 @@ func (o *execOptions) defaults(h *execHost, name string) (*config.Config, error)
 	}
 	store := o.store
 	if store == "" {
-		state, err := stateDir()
-		if err != nil {
+		var err error
+		if h.stores, err = storesOf("exec", o.hostID); err != nil {
 			return nil, err
 		}
-		h.stores = filepath.Join(state, "wopproxy", "exec", strings.NewReplacer("/", "_", ":", "_", `\`, "_").Replace(o.hostID))
-		store = filepath.Join(h.stores, "1")
+		store = h.stores
 	}
 	auth := config.AuthHost
 	var ingress config.Address
@@ -187,18 +185,6 @@ func freePort() (int, error) {
 	return ln.Addr().(*net.TCPAddr).Port, nil
 }
 
-// stateDir is where programs of this user keep what shall last.
-func stateDir() (string, error) {
-	if dir, ok := os.LookupEnv("XDG_STATE_HOME"); ok && filepath.IsAbs(dir) {
-		return dir, nil
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", fmt.Errorf("find a folder for links: %w: say where with -store", err)
-	}
-	return filepath.Join(home, ".local", "state"), nil
-}
-
 // run runs the host inside of its proxy.
 func (h *execHost) run(ctx context.Context, stderr io.Writer) (err error) {
 	if h.dir, err = os.MkdirTemp("", "wopproxy-exec-"); err != nil {
@@ -234,18 +220,15 @@ func (h *execHost) run(ctx context.Context, stderr io.Writer) (err error) {
 
 // open opens a wopproxy, with the first store that is free if there is a choice.
 func (h *execHost) open(ctx context.Context, stderr io.Writer) (*sidecar, error) {
-	const stores = 256
-	for n := 1; ; n++ {
-		l, err := listen(h.config)
-		if err != nil {
-			return nil, err
-		}
-		s, err := newSidecar(ctx, h.config, l, os.LookupEnv, stderr)
-		if h.stores == "" || n == stores || !errors.Is(err, boltstore.ErrInUse) {
-			return s, err
-		}
-		h.config.Ancestry.Store.Bolt.Dir = filepath.Join(h.stores, strconv.Itoa(n+1))
+	store := theStore
+	if h.stores != "" {
+		store = firstFree(h.stores)
 	}
+	l, err := listen(h.config)
+	if err != nil {
+		return nil, err
+	}
+	return newSidecarOn(ctx, h.config, l, store, os.LookupEnv, stderr)
 }
 
 // inside starts the host once s serves, and returns how it ended. It returns

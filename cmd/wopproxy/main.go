@@ -2,6 +2,7 @@
 // between agent hosts.
 //
 //	wopproxy serve -config wopproxy.yaml      run beside a host
+//	wopproxy stdio -- COMMAND                 run a stdio MCP server with a wopproxy around it
 //	wopproxy exec -- COMMAND                  start a host with a wopproxy of its own
 //	wopproxy check -config wopproxy.yaml      say what is wrong with a configuration
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
@@ -44,6 +45,7 @@ type command struct {
 
 var commands = []command{
 	{"serve", "run beside a host", serveCommand},
+	{"stdio", "run a stdio MCP server with a wopproxy around it", stdioCommand},
 	{"exec", "start a host with a wopproxy of its own", execCommand},
 	{"check", "say what is wrong with a configuration", checkCommand},
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/wopproxy/wopproxy/ancestry"
-	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/config"
 	"github.com/wopproxy/wopproxy/proxy"
 )
@@ -87,13 +86,18 @@ func (l *listeners) close() error {
 
 // newSidecar opens the store and puts the parts together. It takes over l.
 func newSidecar(ctx context.Context, c *config.Config, l *listeners, env lookupEnv, stderr io.Writer) (*sidecar, error) {
+	return newSidecarOn(ctx, c, l, theStore, env, stderr)
+}
+
+// newSidecarOn is newSidecar for a store that is not simply the one in c.
+func newSidecarOn(ctx context.Context, c *config.Config, l *listeners, store openStore, env lookupEnv, stderr io.Writer) (*sidecar, error) {
 	s := &sidecar{listeners: *l, env: env, started: c, metrics: prometheus.NewRegistry(), serving: make(chan struct{})}
 	s.level.Set(c.Log.Level)
 	s.log = slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: &s.level}))
 	s.config.Store(c)
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	s.reloads.register(s.metrics)
-	if err := s.open(ctx, c); err != nil {
+	if err := s.open(ctx, c, store); err != nil {
 		err = errors.Join(err, l.close())
 		if s.store != nil {
 			err = errors.Join(err, s.store.Close())
@@ -104,21 +108,16 @@ func newSidecar(ctx context.Context, c *config.Config, l *listeners, env lookupE
 }
 
 // open opens the store and puts the parts together.
-func (s *sidecar) open(ctx context.Context, c *config.Config) error {
+func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) error {
 	sec, err := readSecrets(c, s.env)
 	if err != nil {
 		return err
 	}
 	s.secrets.Store(sec)
-	store, err := boltstore.Open(boltstore.Options{
-		Dir: c.Ancestry.Store.Bolt.Dir, MaxAge: c.Ancestry.Retention.Age.Duration,
-		MaxLinks: c.Ancestry.Retention.Links, Logger: s.log,
-	})
-	if err != nil {
+	if s.store, err = open(c, s.log); err != nil {
 		return err
 	}
-	s.store = store
-	s.recorder = ancestry.NewRecorder(store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
+	s.recorder = ancestry.NewRecorder(s.store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
 		return err
 	}
@@ -218,13 +217,17 @@ func (s *sidecar) prune(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-tick.C:
-			n, err := s.store.Prune(ctx, now)
-			if err != nil {
-				s.log.ErrorContext(ctx, "links could not be pruned", "err", err)
-			} else if n > 0 {
-				s.log.InfoContext(ctx, "links pruned", "links", n)
-			}
+			s.pruneAt(ctx, now)
 		}
+	}
+}
+
+func (s *sidecar) pruneAt(ctx context.Context, now time.Time) {
+	n, err := s.store.Prune(ctx, now)
+	if err != nil && ctx.Err() == nil {
+		s.log.ErrorContext(ctx, "links could not be pruned", "err", err)
+	} else if n > 0 {
+		s.log.InfoContext(ctx, "links pruned", "links", n)
 	}
 }
 
