@@ -129,6 +129,11 @@ func (w *wrapper) run(ctx context.Context, cmd *exec.Cmd, stdin io.ReadCloser, s
 		return err
 	}
 	stop := s.background(ctx)
+	at := ""
+	if s.admin != nil {
+		at = s.admin.Addr().String()
+	}
+	s.log.InfoContext(ctx, "serving", "host", w.config.Host.ID, "command", cmd.Path, "admin", at)
 	err = s.wrap(ctx, cmd, w.grace, stdin, stdout)
 	stop()
 	return err
