@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,9 +110,7 @@ func newStdioSession(t testing.TB, revision string, env []string, overrides ...s
 		"ancestry.commitTimeout": "10s", "attribution.quarantine": "0s",
 	}
 	for _, o := range overrides {
-		for key, v := range o {
-			values[key] = v
-		}
+		maps.Copy(values, o)
 	}
 	s.configure(t, values)
 	log := filepath.Join(t.TempDir(), "log")
