@@ -126,6 +126,22 @@ function install() {
     }
   }
 
+  const here = () => guarded(() => current.getStore());
+
+  // within runs work in a context, and in any case.
+  function within(context, work) {
+    let begun = false;
+    try {
+      return current.run(context, () => {
+        begun = true;
+        return work();
+      });
+    } catch (err) {
+      if (begun) throw err; // the application's own
+      return work();
+    }
+  }
+
   // replace puts make(original) in the place of object[name].
   function replace(object, name, make) {
     const original = object[name];
@@ -141,7 +157,7 @@ function install() {
   // body arrives in that of the connection, which several requests share.
   function bind(emitter, context) {
     guarded(() => replace(emitter, 'emit', (emit) => function (...args) {
-      return current.getStore() === context ? emit.apply(this, args) : current.run(context, () => emit.apply(this, args));
+      return here() === context ? emit.apply(this, args) : within(context, () => emit.apply(this, args));
     }));
   }
 
@@ -161,7 +177,7 @@ function install() {
       bind(first, context);
       if (event !== 'upgrade' && event !== 'stream') bind(second, context);
     }
-    return current.run(context, () => emit.call(this, event, first, second, ...rest));
+    return within(context, () => emit.call(this, event, first, second, ...rest));
   };
 
   const http = require('node:http');
@@ -197,7 +213,7 @@ function install() {
   }
 
   function handOn(req, scheme, args) {
-    const context = current.getStore();
+    const context = here();
     if (!context || req.headersSent || req.method === 'CONNECT' || otherwise()) return;
     const { via, clear } = proxied(req, scheme, args);
     for (const [name, value] of addition(context, (name) => req.getHeader(name), via, clear)) req.setHeader(name, value);
@@ -226,7 +242,7 @@ function install() {
   replace(http2, 'connect', (connect) => function (...args) {
     const session = connect.apply(this, args);
     guarded(() => replace(session, 'request', (request) => function (headers, ...rest) {
-      const context = current.getStore();
+      const context = here();
       const headed = context && headers && !Array.isArray(headers) && guarded(() => {
         if (isGrpc(headers) || headers[':method'] === 'CONNECT' || otherwise()) return undefined;
         const own = (name) => headers[Object.keys(headers).find((key) => key.toLowerCase() === name)];
@@ -282,10 +298,10 @@ function install() {
       if (watched.has(at)) return;
       watched.add(at);
       replace(at, 'dispatch', (dispatch) => function (options, ...rest) {
-        const context = current.getStore();
+        const context = here();
         if (!context) return dispatch.call(this, options, ...rest);
         const headed = guarded(() => dispatched(this, options, context)) || options;
-        return current.run(undefined, () => dispatch.call(this, headed, ...rest));
+        return within(undefined, () => dispatch.call(this, headed, ...rest));
       });
       return;
     }
@@ -312,8 +328,8 @@ function install() {
     watched.add(Channel);
     replace(Channel.prototype, 'createCall', (createCall) => function (...args) {
       const call = createCall.apply(this, args);
-      const context = current.getStore();
-      if (!context || otherwise()) return call;
+      const context = here();
+      if (!context || guarded(otherwise)) return call;
       const via = guarded(() => {
         const [, host, port] = /([^/:]+|\[[^/]+\]):(\d+)$/.exec(this.getTarget());
         return egress === `${host}:${port}` || (!env.grpc_proxy && !env.no_grpc_proxy && byEnvironment('https', host, port));

@@ -18,9 +18,9 @@ const packages = process.env.PACKAGES && createRequire(process.env.PACKAGES + '/
 const undici = packages && packages('undici');
 const grpc = packages && packages('@grpc/grpc-js');
 const one = undici && new undici.Agent({ connections: 1, pipelining: 1 });
-const byEnvironment = undici && new undici.EnvHttpProxyAgent();
-const proxy = undici && process.env.HTTP_PROXY && new undici.ProxyAgent(process.env.HTTP_PROXY);
 const viaUndici = async (url, dispatcher) => (await undici.request(url, { dispatcher })).body.text();
+let byEnvironment; // it warns
+let proxy;
 let session; // one for all, as HTTP/2 has it
 let channel;
 
@@ -37,8 +37,8 @@ const clients = {
   fetch: async (url) => (await fetch(url, { headers: { 'X-Own': '1' } })).text(),
   fetchOwn: async (url) => (await fetch(new Request(url, { method: 'POST', body: 'x', headers: { traceparent: '00-own' } }))).text(),
   undici: (url) => viaUndici(url, one),
-  EnvHttpProxyAgent: (url) => viaUndici(url, byEnvironment),
-  ProxyAgent: (url) => viaUndici(url, proxy),
+  EnvHttpProxyAgent: (url) => viaUndici(url, byEnvironment ??= new undici.EnvHttpProxyAgent()),
+  ProxyAgent: (url) => viaUndici(url, proxy ??= new undici.ProxyAgent(process.env.HTTP_PROXY)),
   http2: async (url) => {
     session ??= http2.connect(new URL(url).origin);
     return text(session.request({ ':path': '/' }));
