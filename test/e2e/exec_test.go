@@ -72,7 +72,7 @@ func callHost(t *testing.T, ingress, token string) (run string, err error) {
 	return said.Result.Content[0].Text, nil
 }
 
-// TestExec starts hosts that know nothing of wopproxy and
+// TestExec starts hosts in Node and Python that know nothing of wopproxy and
 // forward nothing: 64 runs at once each call out, and every call is linked to the
 // run that made it, by what the shim has handed on.
 func TestExec(t *testing.T) {
@@ -88,6 +88,7 @@ func TestExec(t *testing.T) {
 		}
 		rows = append(rows, row{fmt.Sprintf("%v, %s", n, client), []string{n.path, "node/host.mjs", client}})
 	}
+	rows = append(rows, row{"Python", []string{python(t, "http.server"), "python/host.py"}})
 	for _, tt := range rows {
 		t.Run(tt.name, func(t *testing.T) {
 			tools := newToolServer(t, "tools.example.com", stateless)
