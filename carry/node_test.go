@@ -84,8 +84,15 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	w := &world{}
+	var failed sync.Map
 	tell := func(proxied bool) http.HandlerFunc {
 		return func(rw http.ResponseWriter, r *http.Request) {
+			if once := r.Header.Get("X-Fail-Once"); once != "" {
+				if _, before := failed.LoadOrStore(once, true); !before {
+					http.Error(rw, "try again", http.StatusServiceUnavailable)
+					return
+				}
+			}
 			got := received{proxied, map[string]string{}}
 			for _, name := range carry.DefaultHeaders {
 				if values := r.Header.Values(name); values != nil {
@@ -363,6 +370,7 @@ func TestNode(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(peers, "undici")); err == nil {
 				rows = append(rows,
 					row{"undici", w.plain.URL, false, public},
+					row{"retry", w.plain.URL, false, nothing}, // rather than another's
 					row{"EnvHttpProxyAgent", far, true, all}, row{"EnvHttpProxyAgent", farTLS, true, traceOnly}, row{"EnvHttpProxyAgent", w.plain.URL, false, public},
 					row{"ProxyAgent", far, true, all},
 					row{"grpc", "http://tools.example.com:50051", true, traceOnly})

@@ -18,6 +18,8 @@ const packages = process.env.PACKAGES && createRequire(process.env.PACKAGES + '/
 const undici = packages && packages('undici');
 const grpc = packages && packages('@grpc/grpc-js');
 const one = undici && new undici.Agent({ connections: 1, pipelining: 1 });
+let retrying;
+let attempts = 0;
 const viaUndici = async (url, dispatcher) => (await undici.request(url, { dispatcher })).body.text();
 let byEnvironment; // it warns
 let proxy;
@@ -39,6 +41,10 @@ const clients = {
   undici: (url) => viaUndici(url, one),
   EnvHttpProxyAgent: (url) => viaUndici(url, byEnvironment ??= new undici.EnvHttpProxyAgent()),
   ProxyAgent: (url) => viaUndici(url, proxy ??= new undici.ProxyAgent(process.env.HTTP_PROXY)),
+  retry: async (url) => { // the second attempt is made from a timer of the connection
+    retrying ??= one.compose(undici.interceptors.retry({ minTimeout: 1, maxRetries: 3 }));
+    return (await undici.request(url, { dispatcher: retrying, headers: { 'X-Fail-Once': String(++attempts) } })).body.text();
+  },
   http2: async (url) => {
     session ??= http2.connect(new URL(url).origin);
     return text(session.request({ ':path': '/' }));
