@@ -321,6 +321,7 @@ function install() {
 
   function onUndici(undici) {
     for (const name of ['Agent', 'ProxyAgent', 'EnvHttpProxyAgent', 'RetryAgent']) watch(undici[name] && undici[name].prototype);
+    watch(undici.getGlobalDispatcher()); // which may be the built-in's
   }
 
   function onGrpc({ Channel }) {

@@ -370,6 +370,7 @@ func TestNode(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(peers, "undici")); err == nil {
 				rows = append(rows,
 					row{"undici", w.plain.URL, false, public},
+					row{"undiciGlobal", w.plain.URL, false, public},
 					row{"retry", w.plain.URL, false, nothing}, // rather than another's
 					row{"EnvHttpProxyAgent", far, true, all}, row{"EnvHttpProxyAgent", farTLS, true, traceOnly}, row{"EnvHttpProxyAgent", w.plain.URL, false, public},
 					row{"ProxyAgent", far, true, all},

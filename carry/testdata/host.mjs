@@ -39,6 +39,7 @@ const clients = {
   fetch: async (url) => (await fetch(url, { headers: { 'X-Own': '1' } })).text(),
   fetchOwn: async (url) => (await fetch(new Request(url, { method: 'POST', body: 'x', headers: { traceparent: '00-own' } }))).text(),
   undici: (url) => viaUndici(url, one),
+  undiciGlobal: (url) => viaUndici(url),
   EnvHttpProxyAgent: (url) => viaUndici(url, byEnvironment ??= new undici.EnvHttpProxyAgent()),
   ProxyAgent: (url) => viaUndici(url, proxy ??= new undici.ProxyAgent(process.env.HTTP_PROXY)),
   retry: async (url) => { // the second attempt is made from a timer of the connection
