@@ -434,7 +434,7 @@ func TestNodeStepsAside(t *testing.T) {
 		{"a traceparent of its own", nil, "own", w.plain.URL, false, own(only())},
 		{"a traceparent of its own, fetch", nil, "fetchOwn", w.plain.URL, false, own(only())},
 		{"switched off", []string{"WOPPROXY_CARRY=off"}, "absolute", far, true, nothing},
-		{"telemetry in the options", []string{"NODE_OPTIONS=--trace-event-categories=opentelemetry"}, "absolute", far, true, nothing},
+		{"telemetry in the options", []string{"NODE_OPTIONS=--title=opentelemetry"}, "absolute", far, true, nothing},
 		{"telemetry registered", world("registered"), "absolute", far, true, nothing},
 		{"telemetry registered, fetch", world("registered"), "fetch", w.plain.URL, false, nothing},
 		{"telemetry of metrics alone", world("metrics"), "absolute", far, true, all},
