@@ -62,6 +62,9 @@ type peer struct {
 	wire  []a2aRequest
 	// sends delivers webhooks; nil: as the SDK does by default.
 	sends push.Sender
+
+	// node is the agent, where that is a process of its own.
+	node *process
 }
 
 // job is what an agent does with a message. What it emits goes to the client;
@@ -216,6 +219,9 @@ func (p *peer) noteWire(r *http.Request) {
 
 // seen returns what has reached the agent's code so far, and what its server.
 func (p *peer) seen() ([]turn, []a2aRequest) {
+	if p.node != nil {
+		return nodeTurns(p.node), nodeA2ARequests(p.node)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.turns), slices.Clone(p.wire)
