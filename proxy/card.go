@@ -70,11 +70,11 @@ func (x *exchange) askForCard(in, out *http.Request) {
 		return
 	}
 	card := &cardAsk{inResult: inResult, caller: &http.Request{Method: in.Method, Header: http.Header{}}}
-	card.edit = wire.CardEdit{
+	card.edit = wire.CardEdit{Strip: x.policy.StripSignatures, AddressEdit: wire.AddressEdit{
 		Own: x.ownAddress, Base: strings.TrimSuffix(x.p.o.Upstream.EscapedPath(), "/"),
 		Public:     public.Scheme + "://" + public.Host + strings.TrimSuffix(public.EscapedPath(), "/"),
-		PublicHost: authority(public), Strip: x.policy.StripSignatures,
-	}
+		PublicHost: authority(public),
+	}}
 	if !inResult && !card.takeConditions(in, out) {
 		x.p.metrics.card(wire.CardRefused)
 		return

@@ -6,21 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// CardEdit says where callers shall find the agent of a card. All its URLs are
-// compared and written as text, because an interface of gRPC is host:port, which
-// is no URL.
+// CardEdit says where callers shall find the agent of a card.
 type CardEdit struct {
-	// Own reports whether host:port is the agent itself, which callers are to
-	// reach at Public instead. What is another's stays.
-	Own func(hostport string) bool
-	// Base is the escaped path, without a slash at its end, below which the agent
-	// is reachable at Public. What is above it stays.
-	Base string
-	// Public is scheme, host and path, without a slash at its end:
-	// "https://agents.example.com/planner".
-	Public string
-	// PublicHost is the host:port of Public, with its port.
-	PublicHost string
+	AddressEdit
 	// Strip says that a signed card is rewritten and loses its signatures, which
 	// no longer fit. Otherwise it stays as it is.
 	Strip bool
@@ -122,7 +110,7 @@ func RewriteCard(body []byte, inResult bool, e CardEdit) ([]byte, CardOutcome, R
 		outcome = CardStripped
 		r.drop(&d)
 	}
-	return r.apply(body), outcome, ""
+	return applied(body, r.edits), outcome, ""
 }
 
 // ambiguous says why nothing is edited where a key of the guards is ambiguous.
@@ -156,13 +144,7 @@ func (d *doc) signedCard() bool {
 // cardRewriter collects the edits of one card.
 type cardRewriter struct {
 	e     CardEdit
-	edits []cardEdit
-}
-
-// cardEdit puts text in the place of body[from:to].
-type cardEdit struct {
-	from, to int
-	text     []byte
+	edits []patch
 }
 
 // address plans the edit of one URL, unless its interface is of a binding that
@@ -179,7 +161,7 @@ func (r *cardRewriter) address(d *doc, url slot, bindings ...slot) {
 	}
 	if public := r.e.rewrite(text); public != text {
 		at := d.at[url]
-		r.edits = append(r.edits, cardEdit{int(at.from), int(at.to), appendQuoted(nil, public)})
+		r.edits = append(r.edits, patch{int(at.from), int(at.to), appendQuoted(nil, public)})
 	}
 }
 
@@ -206,69 +188,5 @@ func (r *cardRewriter) drop(d *doc) {
 	var p splice
 	p.remove(d, []member{{slot: atCardSignatures}})
 	gone := p.edits[0]
-	r.edits = append(r.edits, cardEdit{from: gone.at, to: gone.at + gone.del})
-}
-
-func (r *cardRewriter) apply(body []byte) []byte {
-	slices.SortFunc(r.edits, func(a, b cardEdit) int { return a.from - b.from })
-	size := len(body)
-	for _, e := range r.edits {
-		size += len(e.text)
-	}
-	out, done := make([]byte, 0, size), 0
-	for _, e := range r.edits {
-		out = append(append(out, body[done:e.from]...), e.text...)
-		done = e.to
-	}
-	return append(out, body[done:]...)
-}
-
-// rewrite returns where callers find what is at address, which is address itself
-// if it is not the agent's own, or not below the base.
-func (e *CardEdit) rewrite(address string) string {
-	scheme, rest, isURL := strings.Cut(address, "://")
-	if !isURL { // gRPC
-		if i := strings.LastIndexByte(address, ':'); i > 0 && isPort(address[i+1:]) && isHost(address[:i]) && e.Own(address) {
-			return e.PublicHost
-		}
-		return address
-	}
-	port := ""
-	switch {
-	case strings.EqualFold(scheme, "http"):
-		port = ":80"
-	case strings.EqualFold(scheme, "https"):
-		port = ":443"
-	default:
-		return address
-	}
-	host, path := rest, ""
-	if i := strings.IndexAny(rest, `/?#\`); i >= 0 {
-		host, path = rest[:i], rest[i:]
-	}
-	if i := strings.LastIndexByte(host, ':'); i >= 0 && isPort(host[i+1:]) {
-		host, port = host[:i], host[i:]
-	}
-	if !isHost(host) || !e.Own(host+port) {
-		return address
-	}
-	below, ok := strings.CutPrefix(path, e.Base)
-	if !ok || e.Base != "" && !strings.HasPrefix(below, "/") {
-		return address
-	}
-	return e.Public + below
-}
-
-// isPort reports whether s is a number as in host:port.
-func isPort(s string) bool {
-	return s != "" && len(s) <= 5 && strings.Trim(s, "0123456789") == ""
-}
-
-// isHost reports whether s is a name, an IPv4 address, or an IPv6 address in
-// brackets, as far as its characters tell.
-func isHost(s string) bool {
-	if inside, ok := strings.CutPrefix(s, "["); ok {
-		return strings.HasSuffix(inside, "]") && !strings.ContainsAny(inside[:len(inside)-1], "[]/@ ")
-	}
-	return s != "" && !strings.ContainsAny(s, `:/\?#@[]`+" \t\r\n")
+	r.edits = append(r.edits, patch{from: gone.at, to: gone.at + gone.del})
 }

@@ -164,3 +164,26 @@ func (p *splice) apply(body []byte, limit int) ([]byte, Refusal) {
 // byOffset orders edits as they stand in the body, and an insertion before the
 // removal at the same place.
 func byOffset(a, b edit) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.del, b.del)) }
+
+// patch puts text in the place of body[from:to]. A splice edits the same few
+// members of every message; patches are for documents that are edited once in a
+// while, in places that differ.
+type patch struct {
+	from, to int
+	text     []byte
+}
+
+// applied returns body with patches, which must not overlap, in a new slice.
+func applied(body []byte, patches []patch) []byte {
+	slices.SortStableFunc(patches, func(a, b patch) int { return cmp.Compare(a.from, b.from) })
+	size := len(body)
+	for _, p := range patches {
+		size += len(p.text)
+	}
+	out, done := make([]byte, 0, size), 0
+	for _, p := range patches {
+		out = append(append(out, body[done:p.from]...), p.text...)
+		done = p.to
+	}
+	return append(out, body[done:]...)
+}
