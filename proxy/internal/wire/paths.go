@@ -85,13 +85,14 @@ const (
 	answerSlots
 )
 
-const slots = max(requestSlots, answerSlots, cardSlots)
+const slots = max(requestSlots, answerSlots, cardSlots, discoverySlots)
 
 const (
 	guardEnvelope guard = 1 << iota
 	guardMCP
 	guardA2A
 	guardTylo
+	guardOpenWOP
 )
 
 // ancestryKey is the member of _meta that carries the text of Run-Ancestry.
