@@ -115,7 +115,35 @@ type Ingress struct {
 	// AgentCards says what becomes of the host's own address in its A2A agent
 	// cards.
 	AgentCards AgentCards `yaml:"agentCards"`
+	// Discovery says what the host's OpenWOP discovery document is made to say.
+	Discovery Discovery `yaml:"discovery"`
 }
+
+// Discovery says what the host's OpenWOP discovery document is made to say. The
+// host's own addresses in it, and in its answers to who creates a run, become
+// those by which callers reach this proxy.
+type Discovery struct {
+	// Causation is how the document tells of the causation that this proxy adds.
+	// extension: in extensions["wopproxy.causation"], and no level is claimed.
+	// claim: the host claims cross-host causation, which is level 3 of its
+	// execution model, if it claims level 2 itself; you say by it that the host
+	// makes all its calls through this proxy and that they are all attributed.
+	// assert: it claims level 3 whatever it claims itself; you say that it keeps
+	// levels 1 and 2, too. off: the document passes as it is. Default extension.
+	// What the host says of cross-host causation itself always stands.
+	Causation Causation `yaml:"causation" enum:"extension|claim|assert|off"`
+}
+
+// Causation says how discovery tells of causation.
+type Causation string
+
+// The values of ingress.discovery.causation.
+const (
+	CausationExtension Causation = "extension"
+	CausationClaim     Causation = "claim"
+	CausationAssert    Causation = "assert"
+	CausationOff       Causation = "off"
+)
 
 // AgentCards says what becomes of the host's own address in its A2A agent cards.
 // Callers take the addresses from a card and call them directly, so the host's

@@ -12,6 +12,7 @@ func Default() *Config {
 		Ingress: Ingress{
 			Listen: "127.0.0.1:8088", Host: HostPreserve,
 			AgentCards: AgentCards{Rewrite: true, Signed: SignedPass},
+			Discovery:  Discovery{Causation: CausationExtension},
 		},
 		Egress: Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true},
 		Admin:  Admin{Listen: "127.0.0.1:9090"},

@@ -151,6 +151,7 @@ func TestEveryKey(t *testing.T) {
 			AllowedOrigins: config.Origins{"https://app.example.com", "http://localhost:3000"},
 			PublicURL:      mustURL("https://planner.example.com/agents/planner"),
 			AgentCards:     config.AgentCards{Own: hosts(t, "agent.internal:8080"), Signed: config.SignedStrip},
+			Discovery:      config.Discovery{Causation: config.CausationAssert},
 		},
 		Egress: config.Egress{
 			Listen:       "localhost:18089",

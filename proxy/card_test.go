@@ -14,21 +14,22 @@ import (
 	"testing"
 )
 
-// cardHost is a host that answers everything with one document.
-type cardHost struct {
+// documentHost is a host that answers everything alike.
+type documentHost struct {
 	addr   string
-	answer atomic.Pointer[document]
+	answer atomic.Pointer[given]
 	asked  chan *http.Request // the requests that have come
 }
 
-type document struct {
+// given is an answer of the host.
+type given struct {
 	status int
 	header http.Header
 	body   string // the host's address stands as HOST in it
 }
 
-func newCardHost(t testing.TB) *cardHost {
-	h := &cardHost{asked: make(chan *http.Request, 1)}
+func newDocumentHost(t testing.TB) *documentHost {
+	h := &documentHost{asked: make(chan *http.Request, 1)}
 	h.addr = peer(t, func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case h.asked <- r:
@@ -46,8 +47,8 @@ func newCardHost(t testing.TB) *cardHost {
 }
 
 // says makes the host answer 200 with body and headers: name, value, …
-func (h *cardHost) says(body string, header ...string) {
-	d := &document{http.StatusOK, http.Header{"Content-Type": {"application/json"}}, body}
+func (h *documentHost) says(body string, header ...string) {
+	d := &given{http.StatusOK, http.Header{"Content-Type": {"application/json"}}, body}
 	for i := 0; i < len(header); i += 2 {
 		d.header.Add(header[i], header[i+1])
 	}
@@ -56,7 +57,7 @@ func (h *cardHost) says(body string, header ...string) {
 
 // fetch asks the ingress as a caller who knows the host as agents.example.com,
 // and returns what the caller and what the host were given.
-func (h *cardHost) fetch(t testing.TB, s *sidecar, method, path string, header ...string) (resp *http.Response, body string, asked *http.Request) {
+func (h *documentHost) fetch(t testing.TB, s *sidecar, method, path string, header ...string) (resp *http.Response, body string, asked *http.Request) {
 	t.Helper()
 	var in io.Reader
 	if method == http.MethodPost {
@@ -101,7 +102,7 @@ func cards(outcome string) string {
 // A card is looked for where cards are served, under any base path, and nowhere
 // else: what merely looks like one passes.
 func TestWhereCardsAre(t *testing.T) {
-	h := newCardHost(t)
+	h := newDocumentHost(t)
 	h.says(plainCard)
 	s := newSidecar(t, "agent.example.com", "http://"+h.addr)
 	for _, row := range []struct {
@@ -146,7 +147,7 @@ func TestWhereCardsAre(t *testing.T) {
 // rewritten card: a tag is never that of a card it was not given.
 func TestCardConditions(t *testing.T) {
 	const old = "Mon, 02 Jan 2006 15:04:05 GMT"
-	h := newCardHost(t)
+	h := newDocumentHost(t)
 	s := newSidecar(t, "agent.example.com", "http://"+h.addr)
 	tag := func(header ...string) string {
 		h.says(plainCard, header...)
@@ -216,7 +217,7 @@ func TestCardConditions(t *testing.T) {
 			if asked.Method != "GET" || asked.Header.Get("A2A-Version") != "1.0" {
 				t.Errorf("the host was asked %s with A2A-Version %q", asked.Method, asked.Header.Get("A2A-Version"))
 			}
-			for _, name := range cardConditions {
+			for _, name := range documentConditions {
 				if v := asked.Header[name]; v != nil {
 					t.Errorf("the host was given %s: %q", name, v)
 				}
@@ -228,7 +229,7 @@ func TestCardConditions(t *testing.T) {
 
 // What can't be read, or must not be changed, passes to the byte, and is counted.
 func TestCardsThatPass(t *testing.T) {
-	h := newCardHost(t)
+	h := newDocumentHost(t)
 	big := `{"name":"a","url":"http://HOST/a2a","capabilities":{},"pad":"` + strings.Repeat("x", 5<<20) + `"}`
 	for _, row := range []struct {
 		name, body string
@@ -301,7 +302,7 @@ func TestCardsThatPass(t *testing.T) {
 // The policy says what is rewritten, to what, and may change while the proxy
 // runs.
 func TestCardPolicy(t *testing.T) {
-	h := newCardHost(t)
+	h := newDocumentHost(t)
 	signed := strings.Replace(plainCard, "{", `{"signatures":[{}],`, 1)
 	for _, row := range []struct {
 		name, body, upstream, want string // of upstream the path
@@ -362,7 +363,7 @@ func TestCardPolicy(t *testing.T) {
 
 // The operator is told of a signed card once.
 func TestSignedCardIsLoggedOnce(t *testing.T) {
-	h := newCardHost(t)
+	h := newDocumentHost(t)
 	h.says(strings.Replace(plainCard, "{", `{"signatures":[{}],`, 1))
 	var log bytes.Buffer
 	s := newSidecar(t, "agent.example.com", "http://"+h.addr, func(o *Options, _ *Policy) {

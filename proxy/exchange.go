@@ -69,7 +69,7 @@ type exchange struct {
 	commit   *ancestry.Commit     // of the newest link, while it may not be durable
 	wants    bool                 // the caller asked for the run's id by sending its ancestry
 	sent     ancestry.Chain       // egress: the ancestry that was sent
-	card     *cardAsk             // ingress: the answer may be an agent card
+	document *document            // ingress: what the answer may be
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
 

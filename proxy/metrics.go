@@ -60,6 +60,7 @@ type metrics struct {
 	tunnels     *prometheus.CounterVec // kind
 	handshakes  *prometheus.CounterVec // outcome
 	cards       *prometheus.CounterVec // outcome
+	discoveries *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
 	withheld    prometheus.Counter
@@ -102,6 +103,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
+		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
 		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
@@ -160,6 +162,9 @@ func (m *metrics) resolve() {
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
 		m.handshakes.WithLabelValues(string(o))
 	}
+	for _, o := range append(wire.DiscoveryOutcomes(), discoveryProvided) {
+		m.discoveries.WithLabelValues(string(o))
+	}
 	for _, o := range wire.CardOutcomes() {
 		m.cards.WithLabelValues(string(o))
 	}
@@ -183,6 +188,17 @@ func (m *metrics) limit(name string) { m.limits.WithLabelValues(name).Inc() }
 // refused counts a message whose body was left as it was.
 func (m *metrics) refused(d direction, r wire.Refusal) {
 	m.refusals.WithLabelValues(string(d), string(r)).Inc()
+}
+
+// discoveryProvided is the outcome where the host has no document.
+const discoveryProvided wire.DiscoveryOutcome = "provided"
+
+// discovery counts a discovery document; what turned out to be none does not
+// count.
+func (m *metrics) discovery(o wire.DiscoveryOutcome) {
+	if o != wire.DiscoveryNone {
+		m.discoveries.WithLabelValues(string(o)).Inc()
+	}
 }
 
 // card counts an agent card; what turned out to be none does not count.

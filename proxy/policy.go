@@ -28,6 +28,7 @@ type Policy struct {
 	AllowedHosts   func(host string) bool   // with RewriteHost: values of Host that are let through; nil: all
 	AllowedOrigins func(origin string) bool // with RewriteHost: values of Origin that are let through; nil: all
 
+	Claim           Claim                      // what OpenWOP discovery says of the causation that the proxy adds; default ClaimExtension
 	PublicURL       *url.URL                   // where callers reach Ingress, for agent cards; nil: where each one says it did
 	KeepCards       bool                       // pass the host's agent cards as they are
 	OwnAddresses    func(hostport string) bool // addresses in agent cards that are the host, besides that of Options.Upstream; nil: none
@@ -93,6 +94,9 @@ func (p Policy) compile() (*policy, error) {
 	p.SessionHeaders = slices.Clone(p.SessionHeaders)
 	for i, name := range p.SessionHeaders {
 		p.SessionHeaders[i] = http.CanonicalHeaderKey(name)
+	}
+	if p.Claim == "" {
+		p.Claim = ClaimExtension
 	}
 	if p.CommitTimeout == 0 {
 		p.CommitTimeout = 100 * time.Millisecond

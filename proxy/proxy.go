@@ -82,6 +82,7 @@ type Proxy struct {
 	processes *processes
 	tunnels   tunnels
 	watch     *watcher
+	extension string       // of discovery
 	intercept *interceptor // nil: no TLS is intercepted
 
 	signedCard sync.Once // the warning of a signed agent card
@@ -132,6 +133,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.single.DisableKeepAlives = true
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
+	px.extension = extensionOf(o.HostID)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
 		runs, bindings := px.runs.Len()

@@ -74,6 +74,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		AncestryHeader: string(c.Headers.RunAncestry), RunIDHeader: string(c.Headers.RunID),
 		CommitTimeout: c.Ancestry.CommitTimeout.Duration,
 		RewriteHost:   c.Ingress.Host == config.HostUpstream,
+		Claim:         proxy.Claim(c.Ingress.Discovery.Causation),
 		PublicURL:     c.Ingress.PublicURL.URL, KeepCards: !c.Ingress.AgentCards.Rewrite,
 		OwnAddresses: hosts(c.Ingress.AgentCards.Own), StripSignatures: c.Ingress.AgentCards.Signed == config.SignedStrip,
 		Secret: s.egress, ConnectPorts: c.Egress.ConnectPorts, DenyLinkLocal: c.Egress.DenyLinkLocal,
