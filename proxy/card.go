@@ -53,7 +53,7 @@ func (x *exchange) askForCard(in, out *http.Request) {
 			x.p.metrics.card(outcome)
 			if outcome == wire.CardSigned {
 				x.p.signedCard.Do(func() {
-					x.p.o.Logger.Warn("the host's agent card is signed and gives the host's own address, so its readers call past wopproxy; let the card name the public address, or set ingress.agentCards.signed to strip")
+					x.p.o.Logger.WarnContext(in.Context(), "the host's agent card is signed and gives the host's own address, so its readers call past wopproxy; let the card name the public address, or set ingress.agentCards.signed to strip")
 				})
 			}
 			return out, outcome == wire.CardRewritten || outcome == wire.CardStripped

@@ -104,7 +104,7 @@ func (d *document) provide(resp *http.Response) {
 func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool) {
 	h, d := resp.Header, x.document
 	switch {
-	case resp.StatusCode != http.StatusOK && !(d.inside && resp.StatusCode/100 == 2),
+	case resp.StatusCode != http.StatusOK && (!d.inside || resp.StatusCode/100 != 2),
 		strings.HasPrefix(h.Get("Content-Type"), "text/event-stream"):
 		return nil, false
 	case h["Content-Encoding"] != nil || bodyBound(h) != "" || len(resp.Trailer) > 0:
