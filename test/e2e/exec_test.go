@@ -269,19 +269,26 @@ egress: { listen: "127.0.0.1:0", intercept: [%q], roots: %q, ca: { bundle: %q } 
 admin: { listen: "127.0.0.1:0" }
 ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
 `, host, roots, filepath.Join(dir, "unused.pem"), filepath.Join(dir, "store")))
-	call := func(url string) string {
-		p := run(t, []string{"TMPDIR=" + tmp, "CURL_CA_BUNDLE=" + roots}, "exec", "-config", file, "--", "curl", "-fsS",
-			"-H", "Content-Type: application/json", "-H", "Run-Id: run-of-the-host", "-d", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`, url+"/mcp")
+	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`
+	call := func(command ...string) string {
+		p := run(t, []string{"TMPDIR=" + tmp, "CURL_CA_BUNDLE=" + roots}, append([]string{"exec", "-config", file, "--"}, command...)...)
 		if code := p.wait(t); code != 0 {
 			t.Fatalf("exit code = %d, want 0", code)
 		}
 		return p.stdout.String()
 	}
-	if got := call(opened.URL); !strings.Contains(got, `"_meta":{"traceparent":`) {
+	curl := []string{"curl", "-fsS", "-H", "Content-Type: application/json", "-H", "Run-Id: run-of-the-host", "-d", message}
+	const stamped = `"_meta":{"traceparent":`
+	if got := call(append(curl, opened.URL+"/mcp")...); !strings.Contains(got, stamped) {
 		t.Errorf("opened: the server saw %s, want the call stamped", got)
 	}
-	if got := call(private.URL); strings.Contains(got, "traceparent") {
+	if got := call(append(curl, private.URL+"/mcp")...); strings.Contains(got, "traceparent") {
 		t.Errorf("private: the server saw %s, want the call as it was", got)
+	}
+	if _, err := exec.LookPath("javac"); err == nil { // without the compiler there is no program to run
+		if got := call("java", "java/Call.java", opened.URL+"/mcp", message); !strings.Contains(got, stamped) {
+			t.Errorf("opened, from Java: the server saw %s, want the call stamped", got)
+		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, "unused.pem")); err == nil {
 		t.Error("egress.ca.bundle was written, which another wopproxy may use at the same time")
