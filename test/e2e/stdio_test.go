@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,11 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
@@ -486,4 +489,63 @@ func TestStdioUse(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStdioEverything has the TypeScript SDK use the public server-everything,
+// with and without wopproxy: but for _meta, every message is the same, and so is
+// the exit status.
+func TestStdioEverything(t *testing.T) {
+	const server = nodeModules + "/@modelcontextprotocol/server-everything/dist/index.js"
+	file := filepath.Join(t.TempDir(), "wopproxy.yaml")
+	write(t, file, `
+host: {id: everything.example.com, wellKnownUrl: "https://everything.example.com/.well-known/openwop"}
+ingress: {upstream: "http://127.0.0.1:1"}
+attribution: {quarantine: 0s}
+`)
+	for _, n := range nodes(t) {
+		t.Run(n.String(), func(t *testing.T) {
+			direct, _ := transcript(t, n, n.path, server)
+			got, stamped := transcript(t, n, program, "stdio", "-config", file, "-store", t.TempDir(), "--", n.path, server)
+			if diff := cmp.Diff(direct, got); diff != "" || len(direct) < 50 {
+				t.Errorf("%d messages (-direct +wrapped):\n%s", len(direct), diff)
+			}
+			want := map[string]int{"roots/list": 0, "sampling/createMessage": 1, "elicitation/create": 1, "notifications/progress": 3}
+			for method, n := range want {
+				if stamped[method] != n {
+					t.Errorf("%s came with a context %d times, want %d", method, stamped[method], n)
+				}
+			}
+		})
+	}
+}
+
+// transcript runs the client with a server, and returns what was said, in a fixed
+// order and without _meta, and how many requests and notifications of each
+// method came with a context.
+func transcript(t *testing.T, n nodeRuntime, server ...string) (said []string, stamped map[string]int) {
+	t.Helper()
+	p := n.spawn(t, nil, "stdio-client.mjs", server...)
+	if err := p.success(t); err != nil {
+		t.Fatal(err)
+	}
+	stamped = map[string]int{}
+	for line := range strings.Lines(p.stdout.String()) {
+		way, text, _ := strings.Cut(line, " ")
+		var m map[string]any
+		if way != "<" || json.Unmarshal([]byte(text), &m) != nil || m["method"] == nil {
+			said = append(said, line)
+			continue
+		}
+		if params, ok := m["params"].(map[string]any); ok {
+			if meta, ok := params["_meta"].(map[string]any); ok && meta["traceparent"] != nil {
+				stamped[m["method"].(string)]++
+			}
+			if delete(params, "_meta"); len(params) == 0 {
+				delete(m, "params")
+			}
+		}
+		said = append(said, fmt.Sprintln(way, m))
+	}
+	slices.Sort(said)
+	return said, stamped
 }
