@@ -589,3 +589,37 @@ func withoutMeta(line string) map[string]any {
 	}
 	return m
 }
+
+// TestStdioSpans: a call and what the server asks in it are spans below each
+// other, as over HTTP, and say that they came through a pipe.
+func TestStdioSpans(t *testing.T) {
+	exporter, tune := traces()
+	s := newLine(t, tune)
+	const env = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb"
+	p := newPipe(t, s.Proxy, Environment{Traceparent: "00-" + env + "-01"})
+	var seen struct {
+		Params struct {
+			Meta struct{ Traceparent string } `json:"_meta"`
+		}
+	}
+	if err := json.Unmarshal([]byte(p.up(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search","_meta":{"traceparent":"`+traced+`"}}}`)), &seen); err != nil {
+		t.Fatal(err)
+	}
+	p.down(`{"jsonrpc":"2.0","id":1,"method":"roots/list"}`)
+	p.up(`{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no roots"}}`)
+	p.down(`{"jsonrpc":"2.0","id":1,"result":{"isError":true}}`)
+	var got []string
+	for _, span := range exporter.GetSpans() {
+		got = append(got, describeSpan(span))
+	}
+	server := seen.Params.Meta.Traceparent[3:52]
+	want := []string{
+		"client roots/list\nparent " + server + " remote=true\nerror.type=-32601\njsonrpc.request.id=1\nmcp.method.name=roots/list\nnetwork.transport=pipe\n" +
+			"rpc.response.status_code=-32601\nwopproxy.attribution=single-flight\nwopproxy.run.id=RUN\nstatus Error no roots\n",
+		"server tools/call search\nparent " + traced[3:52] + " remote=true\nlink " + env + "\nerror.type=tool_error\ngen_ai.operation.name=execute_tool\n" +
+			"gen_ai.tool.name=search\njsonrpc.request.id=1\nmcp.method.name=tools/call\nnetwork.transport=pipe\nwopproxy.run.id=RUN\nstatus Error \n",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("spans (-want +got):\n%s", diff)
+	}
+}

@@ -38,7 +38,7 @@ not count. The client counts as 127.0.0.1 for trust.ingress and as localhost for
 trust.egress. Several can run at once, with one file: each keeps its links in the
 first of STORE/1, STORE/2, ... that no other has. If it can't, that is logged, and
 COMMAND runs all the same. "wopproxy ancestry RUN -store STORE" reads them when
-COMMAND has ended.
+COMMAND has ended. Spans are exported as serve does.
 
 `
 
