@@ -231,14 +231,14 @@ func (x *exchange) continueRun(r *http.Request) {
 	}
 }
 
-// unread reports whether an A2A request is known by its path alone, so that
+// unread reports whether a gRPC request is known by its path alone, so that
 // nothing tells whether it goes on with a task.
 func (x *exchange) unread() bool {
 	switch x.msg.Refusal {
 	case wire.RefusedFraming, wire.RefusedCompressed, wire.RefusedNotProtobuf, wire.RefusedDuplicateKey:
 		return x.head.hints.GRPC != ""
 	}
-	return x.body == nil
+	return x.body == nil && x.head.hints.GRPC != ""
 }
 
 // sameParent reports whether two calls come from one run, as far as is known.

@@ -252,7 +252,7 @@ func TestA2AInMessage(t *testing.T) {
 				o = settings{"carriers.a2aInMessage": []string{strings.TrimPrefix(p.ingress, "http://")}}
 			}
 			a := newAgent(t, "caller.example.com", o)
-			for i, b := range bindings {
+			for i, b := range overHTTP { // of which the bytes are known
 				var trace string
 				a.chat(t, func(ctx context.Context, in *http.Request) error {
 					trace = traceOf(in.Header.Get("Traceparent"))

@@ -21,6 +21,8 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/a2aproject/a2a-go/v2/a2aclient/agentcard"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
+	a2agrpc0 "github.com/a2aproject/a2a-go/v2/a2agrpc/v0"
+	a2agrpc "github.com/a2aproject/a2a-go/v2/a2agrpc/v1"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
 	"github.com/a2aproject/a2a-go/v2/a2asrv/push"
 )
@@ -49,13 +51,32 @@ var bindings = []binding{
 		func(c *http.Client) a2aclient.FactoryOption {
 			return a2av0.WithRESTTransport(a2av0.RESTTransportConfig{Client: c})
 		}},
+	{"gRPC", a2a.Version, a2a.TransportProtocolGRPC, "/lf.a2a.v1.A2AService", "SendMessage", "SendStreamingMessage",
+		func(c *http.Client) a2aclient.FactoryOption { return a2agrpc.WithGRPCTransport(grpcBy(c)...) }},
+	{"gRPC 0.3", a2av0.Version, a2a.TransportProtocolGRPC, "/a2a.v1.A2AService", "SendMessage", "SendStreamingMessage",
+		func(c *http.Client) a2aclient.FactoryOption { return a2agrpc0.WithGRPCTransport(grpcBy(c)...) }},
+}
+
+// overHTTP are the bindings whose client is an http.Client.
+var overHTTP = bindings[:4]
+
+// url is where a peer serves the binding that is reached at base, and at grpc
+// over gRPC, where an address has neither scheme nor path.
+func (b binding) url(base, grpc string) string {
+	if b.kind == a2a.TransportProtocolGRPC {
+		return strings.TrimPrefix(grpc, "http://")
+	}
+	return base + b.path
 }
 
 // peer is an A2A agent of the official SDK behind its own wopproxy. It knows
 // nothing of wopproxy: what it does with a message is a function of the test.
 type peer struct {
 	*sidecar
+	agent a2asrv.RequestHandler
 	host  string // the agent's own address, which is all that it knows
+	grpc  string // and that of its port for gRPC
+
 	mu    sync.Mutex
 	jobs  map[string]job // by the text of the message
 	turns []turn
@@ -98,19 +119,21 @@ func newPeer(t testing.TB, hostID string, overrides ...settings) *peer {
 	}))
 	t.Cleanup(host.Close)
 	p.host = host.URL
-	p.sidecar = start(t, hostID, host.URL, overrides...)
+	p.grpc = p.serveGRPC(t)
+	p.sidecar = start(t, hostID, host.URL, append([]settings{{"ingress.grpcUpstream": "http://" + p.grpc}}, overrides...)...)
 	return p
 }
 
 // handler serves all bindings and the card. It goes by prefixes, because a
 // http.ServeMux cleans paths.
 func (p *peer) handler() http.HandlerFunc {
-	h := a2asrv.NewHandler(p, a2asrv.WithLogger(slog.New(slog.DiscardHandler)),
+	p.agent = a2asrv.NewHandler(p, a2asrv.WithLogger(slog.New(slog.DiscardHandler)),
 		a2asrv.WithPushNotifications(push.NewInMemoryStore(), senderFunc(p.sendPush)),
 		a2asrv.WithExtendedAgentCardProducer(a2asrv.ExtendedAgentCardProducerFn(
 			func(ctx context.Context, _ *a2a.GetExtendedAgentCardRequest) (*a2a.AgentCard, error) {
 				return p.card(ctx)
 			})))
+	h := p.agent
 	servers := map[string]http.Handler{
 		"/a2a": a2asrv.NewJSONRPCHandler(h), "/rest": a2asrv.NewRESTHandler(h),
 		"/old": a2av0.NewJSONRPCHandler(h), "/oldrest": a2av0.NewRESTHandler(h),
@@ -136,7 +159,7 @@ func (p *peer) card(context.Context) (*a2a.AgentCard, error) {
 	}
 	for _, b := range bindings {
 		c.SupportedInterfaces = append(c.SupportedInterfaces,
-			&a2a.AgentInterface{URL: p.host + b.path, ProtocolBinding: b.kind, ProtocolVersion: b.version})
+			&a2a.AgentInterface{URL: b.url(p.host, p.grpc), ProtocolBinding: b.kind, ProtocolVersion: b.version})
 	}
 	return c, nil
 }

@@ -258,8 +258,11 @@ func TestSpansA2A(t *testing.T) {
 			return err
 		})
 		system := "jsonrpc"
-		if strings.HasPrefix(b.name, "REST") {
+		switch {
+		case strings.HasPrefix(b.name, "REST"):
 			system = "http"
+		case strings.HasPrefix(b.name, "gRPC"):
+			system = "grpc"
 		}
 		byName := map[string]span{}
 		for _, s := range c.await(t, me.trace, 3) {
