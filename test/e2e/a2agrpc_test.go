@@ -3,27 +3,33 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"net"
 	"net/http"
 	"net/textproto"
 	"net/url"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	a2agrpc0 "github.com/a2aproject/a2a-go/v2/a2agrpc/v0"
 	a2agrpc "github.com/a2aproject/a2a-go/v2/a2agrpc/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 )
 
 // serveGRPC serves the agent over gRPC, in both generations, on a port of its
 // own, as agents do.
-func (p *peer) serveGRPC(t testing.TB) (addr string) {
+func (p *peer) serveGRPC(t testing.TB, opts ...grpc.ServerOption) (addr string) {
 	t.Helper()
-	srv := grpc.NewServer(
+	srv := grpc.NewServer(append(opts,
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			p.noteCall(ctx, info.FullMethod, fmt.Sprint(req))
 			return handle(ctx, req)
@@ -31,7 +37,7 @@ func (p *peer) serveGRPC(t testing.TB) (addr string) {
 		grpc.StreamInterceptor(func(s any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			p.noteCall(stream.Context(), info.FullMethod, "")
 			return handle(s, stream)
-		}))
+		}))...)
 	a2agrpc.NewHandler(p.agent).RegisterWith(srv)
 	a2agrpc0.NewHandler(p.agent).RegisterWith(srv)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,3 +130,55 @@ type tunnelConn struct {
 }
 
 func (c *tunnelConn) Read(b []byte) (int, error) { return c.read.Read(b) }
+
+// TestGRPCOverTLS lets a run call an agent over gRPC and TLS. The agent has no
+// wopproxy: what it is given was stamped where the program opens the TLS, or
+// where it makes it for a host that speaks without.
+func TestGRPCOverTLS(t *testing.T) {
+	cert := newTLSPeer(t) // for its certificate
+	p := &peer{jobs: map[string]job{"work": finish}}
+	p.handler()
+	addr := p.serveGRPC(t, grpc.Creds(credentials.NewServerTLSFromCert(&cert.TLS.Certificates[0])))
+	dir := t.TempDir()
+	roots, bundle := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "bundle.pem")
+	write(t, roots, cert.certPEM())
+	for name, how := range map[string]settings{
+		"opened":     {"egress.roots": roots, "egress.intercept": []string{addr}, "egress.ca.bundle": bundle},
+		"originated": {"egress.roots": roots, "egress.originateTLS": []string{addr}},
+	} {
+		for _, b := range bindings[len(overHTTP):] {
+			t.Run(name+"/"+b.name, func(t *testing.T) {
+				a := newAgent(t, "caller.example.com", how)
+				opts := grpcBy(a.client(t))
+				if name == "opened" {
+					opts = append(opts, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool(t, bundle, cert.certPEM())})))
+				}
+				option := a2agrpc.WithGRPCTransport(opts...)
+				if b.version != a2a.Version {
+					option = a2agrpc0.WithGRPCTransport(opts...)
+				}
+				var trace string
+				run := a.chat(t, func(ctx context.Context, in *http.Request) error {
+					trace = traceOf(in.Header.Get("Traceparent"))
+					c, err := a2aclient.NewFromCard(ctx, &a2a.AgentCard{SupportedInterfaces: []*a2a.AgentInterface{
+						{URL: addr, ProtocolBinding: b.kind, ProtocolVersion: b.version},
+					}}, a2aclient.WithDefaultsDisabled(), option)
+					if err != nil {
+						return err
+					}
+					_, err = ask(ctx, c, say("work"))
+					return err
+				})
+				if t.Failed() {
+					return
+				}
+				_, wire := p.seen()
+				got := wire[len(wire)-1]
+				if ancestry := got.header.Get("Run-Ancestry"); traceOf(got.header.Get("Traceparent")) != trace || !strings.HasPrefix(ancestry, `"`+run+`"`) {
+					t.Errorf("the agent was given %v, want trace %s and run %s", got.header, trace, run)
+				}
+				a.sawCalls(t, 1, "egress", "a2a")
+			})
+		}
+	}
+}
