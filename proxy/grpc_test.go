@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -114,10 +115,7 @@ func (a *grpcAgent) sent(ctx context.Context, m *a2apb.Message) (*a2apb.Task, er
 	}
 	a.mu.Unlock()
 	state, err := do(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	return &a2apb.Task{Id: id, ContextId: "context-of-" + id, Status: &a2apb.TaskStatus{State: state}}, nil
+	return &a2apb.Task{Id: id, ContextId: "context-of-" + id, Status: &a2apb.TaskStatus{State: state}}, err
 }
 
 // calls returns what has come so far.
@@ -132,14 +130,19 @@ func (a *grpcAgent) SendMessage(ctx context.Context, r *a2apb.SendMessageRequest
 	return &a2apb.SendMessageResponse{Payload: &a2apb.SendMessageResponse_Task{Task: task}}, err
 }
 
-// SendStreamingMessage says at first that the task works, and then what became of it.
+// SendStreamingMessage says at first that the task works, unless it has failed
+// at once, and then what became of it.
 func (a *grpcAgent) SendStreamingMessage(r *a2apb.SendMessageRequest, s grpc.ServerStreamingServer[a2apb.StreamResponse]) error {
 	task, err := a.sent(s.Context(), r.GetMessage())
-	if err != nil {
+	end := task.GetStatus()
+	if err != nil && end.GetState() == 0 {
 		return err
 	}
-	end := task.GetStatus()
 	task.Status = &a2apb.TaskStatus{State: a2apb.TaskState_TASK_STATE_WORKING}
+	if err != nil {
+		_ = s.Send(&a2apb.StreamResponse{Payload: &a2apb.StreamResponse_Task{Task: task}})
+		return err
+	}
 	return errors.Join(
 		s.Send(&a2apb.StreamResponse{Payload: &a2apb.StreamResponse_Task{Task: task}}),
 		s.Send(&a2apb.StreamResponse{Payload: &a2apb.StreamResponse_StatusUpdate{StatusUpdate: &a2apb.TaskStatusUpdateEvent{
@@ -608,6 +611,84 @@ func TestGRPCErrors(t *testing.T) {
 					t.Errorf("live = %+v, want the task that works on among %d", live, tt.live+1)
 				}
 			})
+		}
+	}
+}
+
+// TestGRPCLateError: the status of a stream that has begun stands in its
+// trailers, and what the stream has said of its task stays true.
+func TestGRPCLateError(t *testing.T) {
+	a, s := newGRPCSidecar(t, "back.example.com")
+	a.do = func(context.Context, *a2apb.Message) (a2apb.TaskState, error) {
+		return a2apb.TaskState_TASK_STATE_WORKING, status.Error(codes.Internal, "as asked")
+	}
+	_, err := drain(a2apb.NewA2AServiceClient(dialGRPC(t, s.ingress.URL)).SendStreamingMessage(t.Context(), request10("", "go", nil)))
+	if status.Code(err) != codes.Internal {
+		t.Fatalf("the stream ends with %v", err)
+	}
+	s.wantSeries(t, `rpc_server_call_duration_seconds_count{error_type="INTERNAL",rpc_method="SendStreamingMessage",rpc_response_status_code="INTERNAL",rpc_system_name="grpc"}`, 1)
+	if live := s.Live(); len(live) != 1 || !strings.HasPrefix(string(live[0].Alias), "task-1-of-") {
+		t.Errorf("live = %+v, want the task that works", live)
+	}
+}
+
+// TestGRPCAnnounced: a request that says how long it is says so rightly after an
+// edit.
+func TestGRPCAnnounced(t *testing.T) {
+	length := make(chan [2]int64, 1)
+	to := peer(t, func(_ http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		length <- [2]int64{r.ContentLength, int64(len(b))}
+	})
+	s := newSidecar(t, "back.example.com", "http://"+to)
+	message, err := proto.Marshal(request10("", "go", inMessageOf(t, "00-11111111111111111111111111111111-1111111111111111-01")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := wire.AppendFrame(nil, message)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.ingress.URL+"/lf.a2a.v1.A2AService/SendMessage", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Content-Type": {"application/grpc+proto"}}
+	tr := &http.Transport{Protocols: new(http.Protocols)}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	defer tr.CloseIdleConnections()
+	resp, err := tr.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := receive(t, length, "the request"); got[0] != got[1] || got[1] <= int64(len(body)) {
+		t.Errorf("announced and read = %v, want one length above %d", got, len(body))
+	}
+}
+
+// TestIsGRPC: gRPC-Web, and what only looks like gRPC, is not taken for it; and
+// other encodings than protobuf are not read.
+func TestIsGRPC(t *testing.T) {
+	for _, tt := range []struct {
+		contentType string
+		grpc, reads bool
+	}{
+		{"application/grpc", true, true},
+		{"application/grpc;x=y", true, true},
+		{"application/grpc+proto", true, true},
+		{"application/grpc+json", true, false},
+		{"application/grpc-web", false, false},
+		{"application/grpc-web+proto", false, false},
+		{"application/json", false, false},
+		{"", false, false},
+	} {
+		r := &http.Request{Method: http.MethodPost, ProtoMajor: 2, Header: http.Header{"Content-Type": {tt.contentType}}}
+		if got := isGRPC(r); got != tt.grpc {
+			t.Errorf("isGRPC(%q) = %v", tt.contentType, got)
+		}
+		if got := readsGRPC(tt.contentType); got != tt.reads {
+			t.Errorf("readsGRPC(%q) = %v", tt.contentType, got)
+		}
+		if r.ProtoMajor = 1; isGRPC(r) {
+			t.Errorf("%q over HTTP/1 is taken for gRPC", tt.contentType)
 		}
 	}
 }
