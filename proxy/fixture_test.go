@@ -34,6 +34,7 @@ func newServer(h http.Handler) *httptest.Server {
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: MaxStreams}
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.Start()
 	return s

@@ -827,6 +827,28 @@ func TestGRPCLeftOpen(t *testing.T) {
 	}
 }
 
+// TestGRPCManyStreams: a client of gRPC has one connection for all its calls, and
+// none of them waits for another to end.
+func TestGRPCManyStreams(t *testing.T) {
+	const streams = 300 // more than net/http admits of its own accord
+	a, s := newGRPCSidecar(t, "back.example.com")
+	for name, c := range map[string]*grpc.ClientConn{
+		"ingress": dialGRPC(t, s.ingress.URL), "egress": dialGRPC(t, a.addr, s.through(t)),
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for i := range streams {
+			stream, err := c.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/other.Service/Chat")
+			if err == nil {
+				err = errors.Join(stream.SendMsg(&structpb.Struct{}), stream.RecvMsg(&structpb.Struct{}))
+			}
+			if err != nil {
+				t.Fatalf("%s: stream %d: %v", name, i, err)
+			}
+		}
+	}
+}
+
 // TestGRPCFailures: what goes wrong on our side reaches a gRPC client as
 // UNAVAILABLE, in plain words and without a JSON-RPC body; a runaway delegation
 // as an error that is not worth another try.

@@ -180,6 +180,11 @@ func (p *Proxy) Live() []ancestry.LiveRun {
 	return runs
 }
 
+// MaxStreams is how many requests one HTTP/2 connection may have open at once,
+// in servers of a Proxy. A client of gRPC makes all its calls by one connection,
+// and would wait at the 250 that net/http admits, which servers of gRPC do not.
+const MaxStreams = 10_000
+
 // tyloIDs bounds the ids of Tylo whose spelling is remembered.
 const tyloIDs = 10_000
 

@@ -228,6 +228,7 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 			r.URL.Scheme, r.URL.Host = scheme, host
 			exchange.ServeHTTP(w, r)
 		}),
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: MaxStreams},
 		ErrorLog: discardLog,
 	}
 	srv.Protocols.SetHTTP1(true)

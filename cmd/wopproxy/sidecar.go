@@ -268,6 +268,7 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, o serverOptions
 	srv := &http.Server{
 		Handler:           h,
 		Protocols:         new(http.Protocols),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: proxy.MaxStreams},
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    o.maxHeader,
