@@ -183,7 +183,8 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	pol := e.p.policy.Load()
-	target := r.URL.Host
+	target := connectTarget(r)
+	r.URL.Host, r.Host = target, target
 	_, port, err := net.SplitHostPort(target)
 	if err != nil {
 		http.Error(w, "wopproxy: CONNECT needs host:port", http.StatusBadRequest)
@@ -211,6 +212,17 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 	}
 	// goproxy takes the connection over and calls connected.
 	e.proxy.ServeHTTP(&flushingWriter{ResponseWriter: w}, r.WithContext(context.WithValue(r.Context(), tunnelKey{}, &inTunnel{tunnel: t})))
+}
+
+// connectTarget is what CONNECT asks for, host:port if it asks rightly. Node, told
+// to take its proxy from the environment, sends CONNECT http://proxy/host:port for
+// a client that knows the proxy itself, such as grpc-js.
+func connectTarget(r *http.Request) string {
+	u, err := url.Parse(r.RequestURI)
+	if err != nil || u.Scheme != "http" || u.Host == "" {
+		return r.URL.Host
+	}
+	return strings.TrimPrefix(u.Path, "/")
 }
 
 // connected has the client's side of the tunnel.

@@ -214,6 +214,25 @@ func TestTunnelEarlyBytes(t *testing.T) {
 	}
 }
 
+// Node, told to take its proxy from the environment, also takes it for what a
+// client that knows the proxy itself says to it, as grpc-js does.
+func TestTunnelAskedForTwice(t *testing.T) {
+	to := talker(t, func(c *rawConn) {
+		line, _ := c.ReadString('\n')
+		_, _ = io.WriteString(c.Conn, line)
+	})
+	s := newSidecar(t, "agent.example.com", "http://"+to)
+	c := dialRaw(t, s.egress.URL)
+	c.send("CONNECT " + s.egress.URL + "/" + to + " HTTP/1.1\nHost: " + to + "\n\n")
+	if got := c.answer(http.MethodConnect).StatusCode; got != http.StatusOK {
+		t.Fatalf("status = %d, want a tunnel", got)
+	}
+	c.send("SSH-2.0-x\n")
+	if line, err := c.ReadString('\n'); strings.TrimSpace(line) != "SSH-2.0-x" || err != nil {
+		t.Errorf("echo = %q, %v", line, err)
+	}
+}
+
 // A side that has said all it has to say still hears the other.
 func TestTunnelHalfClose(t *testing.T) {
 	for _, first := range []string{"client", "server"} {
@@ -407,7 +426,7 @@ func TestConnectIsRefused(t *testing.T) {
 		c.send("CONNECT " + target + " HTTP/1.1\nHost: " + target + "\n\n")
 		return c.answer(http.MethodConnect).StatusCode
 	}
-	for _, target := range []string{"example.com", "127.0.0.1"} {
+	for _, target := range []string{"example.com", "127.0.0.1", "http://proxy.example.com:8089/example.com"} {
 		if got := connect(target); got != http.StatusBadRequest {
 			t.Errorf("CONNECT %s = %d, want 400: it has no port", target, got)
 		}

@@ -56,8 +56,9 @@ func newGoStepper(t *testing.T) steppingPeer {
 func newNodeStepper(t *testing.T) steppingPeer {
 	t.Helper()
 	p := &peer{node: node(t).spawn(t, nil, "a2a-agent.mjs")}
-	p.host = fmt.Sprintf("http://127.0.0.1:%v", p.node.awaitLog(t, "listening")["port"])
-	p.sidecar = start(t, "callee.example.com", p.host)
+	listening := p.node.awaitLog(t, "listening")
+	p.host = fmt.Sprintf("http://127.0.0.1:%v", listening["port"])
+	p.sidecar = start(t, "callee.example.com", p.host, settings{"ingress.grpcUpstream": fmt.Sprintf("http://127.0.0.1:%v", listening["grpcPort"])})
 	return steppingPeer{p, func(i int) error { p.node.awaitLogAfter(t, i, "step"); return nil }, func() { get(t, p.host+"/go") }}
 }
 
@@ -155,8 +156,7 @@ func sendNode(_ context.Context, t *testing.T, a *agent, p *peer, b binding, str
 	if stream {
 		how = "stream"
 	}
-	env := []string{"NODE_USE_ENV_PROXY=1", "HTTP_PROXY=" + a.egress, "http_proxy=" + a.egress}
-	c := n.spawn(t, env, "a2a-client.mjs", p.ingress, string(b.kind), string(b.version), how, stepByStep)
+	c := n.spawn(t, nodeProxyEnv(a.sidecar), "a2a-client.mjs", p.ingress, string(b.kind), string(b.version), how, stepByStep)
 	received := 0
 	next := func() (a2aEvent, error) {
 		e := c.awaitLogAfter(t, received, "event")

@@ -31,7 +31,7 @@ func TestGRPC(t *testing.T) {
 		return fmt.Sprintf("127.0.0.1:%v", node(t).spawn(t, nil, "grpc-server.mjs").awaitLog(t, "listening")["port"])
 	}}
 	clients := map[string]func(t *testing.T, a *sidecar, target string) error{"Go": callGRPC, "JavaScript": func(t *testing.T, a *sidecar, target string) error {
-		return node(t).spawn(t, []string{"http_proxy=" + a.egress}, "grpc-client.mjs", target, strconv.Itoa(failures)).success(t)
+		return node(t).spawn(t, nodeProxyEnv(a), "grpc-client.mjs", target, strconv.Itoa(failures)).success(t)
 	}}
 	for _, tt := range []struct{ client, server string }{{"Go", "Go"}, {"Go", "JavaScript"}, {"JavaScript", "Go"}, {"JavaScript", "JavaScript"}} {
 		t.Run(tt.client+" to "+tt.server, func(t *testing.T) {

@@ -125,5 +125,5 @@ func nodeClient(t *testing.T, n nodeRuntime, a *agent, args ...string) *process 
 	if !n.readsProxyEnv {
 		missing(t, "no Node that reads NODE_USE_ENV_PROXY", "install Node 22.21 or later, or "+installNode+", which brings one for Linux")
 	}
-	return n.spawn(t, []string{"NODE_USE_ENV_PROXY=1", "HTTP_PROXY=" + a.egress}, "mcp-client.mjs", args...)
+	return n.spawn(t, nodeProxyEnv(a.sidecar), "mcp-client.mjs", args...)
 }

@@ -94,6 +94,12 @@ func (n nodeRuntime) spawn(t testing.TB, env []string, script string, args ...st
 	return spawn(t, peerEnv(t, env), n.path, append([]string{filepath.Join("node", script)}, args...)...)
 }
 
+// nodeProxyEnv names the egress of s to whatever in Node takes a proxy from the
+// environment: fetch and http the one way, grpc-js the other.
+func nodeProxyEnv(s *sidecar) []string {
+	return []string{"NODE_USE_ENV_PROXY=1", "HTTP_PROXY=" + s.egress, "http_proxy=" + s.egress}
+}
+
 // python returns a Python 3 that has the module. Debian's comes first: it is what
 // apt-get installs modules for.
 func python(t testing.TB, module string) string {

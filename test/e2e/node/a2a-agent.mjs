@@ -2,10 +2,13 @@
 // three steps for each message, each when GET /go has told it to go on, and logs
 // what reaches it.
 import { EventEmitter, once } from 'node:events';
+import grpc from '@grpc/grpc-js';
 import express from 'express';
 import { TaskState } from '@a2a-js/sdk';
 import { AgentEvent, DefaultRequestHandler, InMemoryTaskStore } from '@a2a-js/sdk/server';
 import { UserBuilder, agentCardHandler, jsonRpcHandler, restHandler } from '@a2a-js/sdk/server/express';
+import { A2AService, grpcService } from '@a2a-js/sdk/server/grpc';
+import { LegacyA2AService, legacyGrpcService } from '@a2a-js/sdk/compat/v0_3/server/grpc';
 
 const log = (msg, attrs) => process.stderr.write(JSON.stringify({ msg, ...attrs }) + '\n');
 const gates = new EventEmitter();
@@ -64,10 +67,26 @@ app.use((request, _, next) => {
 app.use('/.well-known/agent-card.json', agentCardHandler({ agentCardProvider: requestHandler, legacyCompat: { enabled: true } }));
 app.use('/a2a', jsonRpcHandler(options));
 app.use('/rest', restHandler(options));
-const server = app.listen(0, '127.0.0.1', () => {
-  const { port } = server.address();
-  const base = `http://127.0.0.1:${port}`;
-  const at = (protocolBinding, url) => ['1.0', '0.3'].map((protocolVersion) => ({ protocolBinding, url, protocolVersion, tenant: '' }));
-  card.supportedInterfaces = [...at('JSONRPC', `${base}/a2a`), ...at('HTTP+JSON', `${base}/rest`)];
-  log('listening', { port });
+
+const overGRPC = new grpc.Server();
+overGRPC.addService(A2AService, noting(grpcService(options)));
+overGRPC.addService(LegacyA2AService, noting(legacyGrpcService(options)));
+
+// noting logs each call of a service.
+function noting(service) {
+  return Object.fromEntries(Object.entries(service).map(([name, handle]) => [name, (call, ...more) => {
+    log('request', { method: 'POST', uri: call.getPath(), header: call.metadata.getMap() });
+    return handle(call, ...more);
+  }]));
+}
+
+overGRPC.bindAsync('127.0.0.1:0', grpc.ServerCredentials.createInsecure(), (err, grpcPort) => {
+  if (err) throw err;
+  const server = app.listen(0, '127.0.0.1', () => {
+    const { port } = server.address();
+    const base = `http://127.0.0.1:${port}`;
+    const at = (protocolBinding, url) => ['1.0', '0.3'].map((protocolVersion) => ({ protocolBinding, url, protocolVersion, tenant: '' }));
+    card.supportedInterfaces = [...at('JSONRPC', `${base}/a2a`), ...at('HTTP+JSON', `${base}/rest`), ...at('GRPC', `127.0.0.1:${grpcPort}`)];
+    log('listening', { port, grpcPort });
+  });
 });

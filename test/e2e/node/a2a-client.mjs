@@ -5,6 +5,7 @@
 import { randomUUID } from 'node:crypto';
 import { Role, taskStateToJSON } from '@a2a-js/sdk';
 import { ClientFactory, DefaultAgentCardResolver, JsonRpcTransportFactory, RestTransportFactory } from '@a2a-js/sdk/client';
+import { GrpcTransportFactory } from '@a2a-js/sdk/client/grpc';
 
 const [agent, binding, version, how, text] = process.argv.slice(2);
 const log = (msg, attrs) => process.stderr.write(JSON.stringify({ msg, ...attrs }) + '\n');
@@ -13,7 +14,7 @@ const legacyCompat = { enabled: true };
 const card = await new DefaultAgentCardResolver({ legacyCompat }).resolve(agent);
 card.supportedInterfaces = card.supportedInterfaces.filter((i) => i.protocolBinding === binding && i.protocolVersion.startsWith(version));
 const client = await new ClientFactory({
-  transports: [new JsonRpcTransportFactory({ legacyCompat }), new RestTransportFactory({ legacyCompat })],
+  transports: [JsonRpcTransportFactory, RestTransportFactory, GrpcTransportFactory].map((Factory) => new Factory({ legacyCompat })),
 }).createFromAgentCard(card);
 
 const request = {
