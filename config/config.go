@@ -472,6 +472,11 @@ type Tracing struct {
 	// keeps the decision it comes with. Default 1; 0 to 1. A change needs a
 	// restart; only where no spans are made do new traces follow it at once.
 	Sample float64 `yaml:"sample" min:"0" max:"1" restart:"yes"`
+	// TaskTTL is how long after its last use an A2A task of another host is
+	// remembered, so that the spans of requests about it link to the span that it
+	// began with. Default 24h; 1m to 720h. The host's own tasks are remembered as
+	// long as their links. A change needs a restart.
+	TaskTTL Duration `yaml:"taskTTL" min:"1m" max:"720h" restart:"yes"`
 	// Propagators are the formats read besides W3C, which always comes first and
 	// is the only one sent. Default [b3, jaeger, xray, ottrace].
 	Propagators []Propagator `yaml:"propagators" enum:"b3|jaeger|xray|ottrace"`
@@ -563,6 +568,11 @@ type Limits struct {
 	// found, where attribution.processPerRun asks for it; past it the call finds
 	// its run in another way, or none. Default 500ms; 1ms to 10s.
 	ProcessScan Duration `yaml:"processScan" min:"1ms" max:"10s"`
+	// Tasks is how many A2A tasks of other hosts are remembered with the span that
+	// each began with, to which the spans of later requests link; with one more,
+	// the one unused for longest is forgotten. Default 100000; 1 to 10000000. A
+	// change needs a restart.
+	Tasks int `yaml:"tasks" min:"1" max:"10000000" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.

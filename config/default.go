@@ -38,6 +38,7 @@ func Default() *Config {
 		Tracing: Tracing{
 			OTLP:        OTLP{Protocol: ProtocolHTTP, Headers: map[string]Secret{}, Timeout: Duration{10 * time.Second}},
 			Sample:      1,
+			TaskTTL:     Duration{24 * time.Hour},
 			Propagators: []Propagator{PropagatorB3, PropagatorJaeger, PropagatorXRay, PropagatorOTTrace},
 		},
 		Limits: Limits{
@@ -52,6 +53,7 @@ func Default() *Config {
 			WatchedRuns:    10_000,
 			Webhooks:       100_000,
 			ProcessScan:    Duration{500 * time.Millisecond},
+			Tasks:          100_000,
 			Queue:          8192,
 			Tunnels:        10_000,
 		},

@@ -197,11 +197,12 @@ func TestEveryKey(t *testing.T) {
 				Timeout:  config.Duration{Duration: 3 * time.Second},
 			},
 			Sample:      0.25,
+			TaskTTL:     config.Duration{Duration: 3 * time.Hour},
 			Propagators: []config.Propagator{config.PropagatorB3, config.PropagatorXRay},
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, Queue: 30, Tunnels: 40,
+			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, Queue: 30, Tunnels: 40,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},
@@ -308,8 +309,8 @@ func TestRestartKeys(t *testing.T) {
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.webhookTTL",
-		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample",
-		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.queue", "limits.tunnels",
+		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
+		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.queue", "limits.tunnels",
 	}
 	if diff := cmp.Diff(want, config.RestartKeys(old, every)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -60,6 +60,7 @@ func (x *exchange) arrive(r *http.Request) {
 	case x.starts:
 		x.continueRun(r)
 	}
+	x.linkTasks(r)
 	x.openSpan(trace.SpanKindServer, r)
 	switch {
 	case x.post != nil:

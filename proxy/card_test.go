@@ -211,6 +211,9 @@ func TestCardConditions(t *testing.T) {
 					t.Errorf("Cache-Control, Vary = %q, %q, want the host's", cc, v)
 				}
 			}
+			if lm := resp.Header.Get("Last-Modified"); lm != "" && row.body != otherCard {
+				t.Errorf("Last-Modified = %s, want none: nobody knows", lm)
+			}
 			if row.method == "HEAD" && row.status == 200 && (resp.ContentLength != int64(whole) || resp.Header.Get("Etag") != strong) {
 				t.Errorf("HEAD: length %d, tag %s, want what GET has: %d, %s", resp.ContentLength, resp.Header.Get("Etag"), whole, strong)
 			}

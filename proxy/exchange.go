@@ -69,6 +69,7 @@ type exchange struct {
 	commit   *ancestry.Commit     // of the newest link, while it may not be durable
 	wants    bool                 // the caller asked for the run's id by sending its ancestry
 	sent     ancestry.Chain       // egress: the ancestry that was sent
+	scope    string               // egress: whose the tasks are that the answer tells of
 	document *document            // ingress: what the answer may be
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
@@ -176,6 +177,9 @@ func (x *exchange) operation(r *http.Request) string {
 	}
 	if x.pipe {
 		return x.msg.Kind.String() // a batch
+	}
+	if x.head.route != "" {
+		return x.head.route
 	}
 	path := r.URL.EscapedPath()
 	if x.head.hints.REST {

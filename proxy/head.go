@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"mime"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 
@@ -35,7 +34,8 @@ type head struct {
 	openwop openwop.Op
 	segment string // id of the run that an OpenWOP request names, as in the path
 	v1      bool   // it speaks OpenWOP 1.x
-	task    string // id of the task that an A2A REST request asks webhooks of
+	task    string // id of the task that an A2A REST request is about
+	route   string // what it does with it, without the id
 }
 
 // readHead looks at what it takes to know whether the body is worth reading.
@@ -45,7 +45,7 @@ func readHead(r *http.Request) head {
 	path := r.URL.EscapedPath()
 	h.openwop, h.segment = openwop.Classify(r.Method, path)
 	h.v1 = h.openwop != openwop.None && strings.Contains(path, "/v1/runs")
-	h.task = taskOfConfig(r.Method, path)
+	h.task, h.route = taskRoute(r.Method, path, saysA2A(r))
 	h.hints.REST = h.task != "" || r.Method == http.MethodPost &&
 		(strings.HasSuffix(path, "/message:send") || strings.HasSuffix(path, "/message:stream")) // %3A is another path
 	if wire.IsA2AService(path) && isGRPC(r) {
@@ -60,7 +60,7 @@ func readHead(r *http.Request) head {
 		h.refusal = bodyBound(r.Header)
 		return h
 	}
-	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) {
+	if r.Method != http.MethodPost || !isJSON(r.Header.Get("Content-Type")) || h.task != "" && h.route != routeConfigure {
 		return h
 	}
 	h.hints.AcceptsBoth = acceptsBoth(r.Header["Accept"])
@@ -77,10 +77,8 @@ func readHead(r *http.Request) head {
 // protocolOf decides by headers, and by whether the path is bound to A2A. Signs of both protocols are not
 // MCP: nothing is written into a body that may be the other's.
 func protocolOf(r *http.Request, bound bool) wire.Protocol {
-	h := r.Header
-	switch {
-	case bound || h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
-		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version="):
+	switch h := r.Header; {
+	case bound || saysA2A(r):
 		return wire.A2A
 	case h[headerMCPSession] != nil || h[headerMCPVersion] != nil || h["Mcp-Method"] != nil:
 		return wire.MCP
@@ -88,22 +86,11 @@ func protocolOf(r *http.Request, bound bool) wire.Protocol {
 	return wire.None
 }
 
-// taskOfConfig returns the id of the task that POST …/tasks/{id}/pushNotificationConfigs
-// names, and "" for another path.
-func taskOfConfig(method, path string) string {
-	rest, ok := strings.CutSuffix(path, "/pushNotificationConfigs")
-	if !ok || method != http.MethodPost {
-		return ""
-	}
-	i := strings.LastIndexByte(rest, '/')
-	if i < 0 || !strings.HasSuffix(rest[:i], "/tasks") {
-		return ""
-	}
-	id, err := url.PathUnescape(rest[i+1:])
-	if err != nil {
-		return ""
-	}
-	return id
+// saysA2A reports whether a request says that it is of A2A.
+func saysA2A(r *http.Request) bool {
+	h := r.Header
+	return h["A2a-Version"] != nil || h["A2a-Extensions"] != nil || h["X-A2a-Extensions"] != nil ||
+		r.URL.RawQuery != "" && strings.Contains(r.URL.RawQuery, "A2A-Version=")
 }
 
 // isJSON accepts the media types of JSON-RPC and of A2A's REST binding.

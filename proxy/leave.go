@@ -26,6 +26,7 @@ func (x *exchange) leave(r *http.Request) {
 		return // carries what it carries
 	}
 	x.outboundContext(found)
+	x.linkTasks(r)
 	x.openSpan(trace.SpanKindClient, r)
 	if x.msg.WebhookURL != "" {
 		x.expectToArrive()

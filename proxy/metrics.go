@@ -29,6 +29,7 @@ const (
 	limitBindings = "bindings"
 	limitWebhooks = "webhooks"
 	limitScan     = "process-scan" // the process table could not be read in time
+	limitTasks    = "tasks"        // one was forgotten for another
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
 	limitWatched  = "watched-runs" // the longest quiet run is no longer checked
@@ -156,7 +157,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitScan, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

@@ -208,6 +208,7 @@ func (x *exchange) learnTask(a wire.Answer) {
 		x.p.webhooks.Name(x.asked, a.TaskID)
 		x.asked = nil // a stream may speak of other tasks later
 	}
+	x.noteTask(a.TaskID)
 	id, err := x.taskRun(a)
 	if err != nil {
 		return

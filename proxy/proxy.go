@@ -56,6 +56,8 @@ type Options struct {
 	MaxBindings  int           // conversation ids bound at most; default 100 000
 	MaxWebhooks  int           // webhooks that are known again at most; default 100 000
 	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h
+	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
+	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
@@ -73,6 +75,7 @@ type Proxy struct {
 	policy    atomic.Pointer[policy]
 	runs      *attribution.Table
 	webhooks  *attribution.Webhooks
+	tasks     *tasks
 	metrics   *metrics
 	tracer    trace.Tracer    // nil: no spans
 	inbound   *transports     // to the host
@@ -105,6 +108,12 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.WebhookTTL == 0 {
 		o.WebhookTTL = 24 * time.Hour
 	}
+	if o.MaxTasks == 0 {
+		o.MaxTasks = 100_000
+	}
+	if o.TaskTTL == 0 {
+		o.TaskTTL = 24 * time.Hour
+	}
 	if o.MaxRuns == 0 {
 		o.MaxRuns = 100_000
 	}
@@ -115,6 +124,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight,
 		}),
 		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
+		tasks:     newTasks(o.MaxTasks, o.TaskTTL),
 		processes: newProcesses(),
 		tunnels:   tunnels{limit: o.MaxTunnels},
 		tylo:      wire.NewTyloTable(tyloIDs, time.Hour),

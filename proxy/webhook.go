@@ -58,7 +58,7 @@ func arriving(u *url.URL) string {
 func (x *exchange) expectToLeave(r *http.Request) {
 	run := x.run
 	if run == nil { // asked for in a request of its own, of a task that there is
-		run = x.taskByID(r)
+		run = x.runByTask(r, x.msg.TaskID)
 	}
 	x.expect(leaving, run, attribution.Span{Trace: ancestry.TraceID(x.context.TraceID), Span: ancestry.SpanID(x.context.SpanID)})
 }
@@ -68,9 +68,9 @@ func (x *exchange) expectToArrive() {
 	x.expect(arriving, x.run, attribution.Span{Trace: ancestry.TraceID(x.context.TraceID), Span: ancestry.SpanID(x.context.SpanID)})
 }
 
-// taskByID returns the run of the task that the request names, or nil.
-func (x *exchange) taskByID(r *http.Request) *attribution.Run {
-	id, err := ancestry.ParseRunID(x.msg.TaskID)
+// runByTask returns the run of a task of the host, or nil.
+func (x *exchange) runByTask(r *http.Request, task string) *attribution.Run {
+	id, err := ancestry.ParseRunID(task)
 	if err != nil {
 		return nil
 	}

@@ -56,6 +56,32 @@ func (m *Message) readA2A(x method) {
 	}
 }
 
+// maxReferences bounds how many tasks of one message are looked at.
+const maxReferences = 16
+
+// References returns the first 16 tasks that a message of A2A refers to, besides
+// the one that it goes on with. They are bounded and untrusted like other ids.
+func (m *Message) References() (ids []string) {
+	if m.Protocol != A2A || m.doc.first(atReferences) != '[' {
+		return nil
+	}
+	one := doc{body: m.doc.body}
+	n := 0
+	one.array(int(m.doc.at[atReferences].from), 1, func(i int) int {
+		if n++; n > maxReferences {
+			return one.value(i, 1, nil)
+		}
+		i = one.value(i, 1, referenceNode)
+		if id := one.text(atReferences, maxID); id != "" {
+			ids = append(ids, id)
+		}
+		return i
+	})
+	return ids
+}
+
+var referenceNode = &node{slot: atReferences}
+
 // stampA2A plans the edits of message.metadata.openwop. It has no slot for
 // baggage, and keys other than these two are not ours to add.
 func (m *Message) stampA2A(p *splice, e Edit) {

@@ -41,6 +41,7 @@ const (
 	atMessageID
 	atContextID
 	atMessageTaskID
+	atReferences
 	atMetadata
 	atOpenWOP
 	atOpenWOPTraceparent
@@ -126,6 +127,7 @@ var paramsNode = &node{atParams, guardEnvelope, []edge{
 		on("messageId", atMessageID, 0),
 		on("contextId", atContextID, 0),
 		on("taskId", atMessageTaskID, 0),
+		on("referenceTaskIds", atReferences, 0),
 		on("metadata", atMetadata, guardA2A,
 			on("openwop", atOpenWOP, guardA2A,
 				on("traceparent", atOpenWOPTraceparent, guardA2A),
