@@ -95,10 +95,13 @@ func reachedAt(r *http.Request) *url.URL {
 	return u
 }
 
-// ownAddress reports whether host:port is the host behind us.
-func (x *exchange) ownAddress(hostport string) bool {
-	grpc := x.p.o.GRPCUpstream
-	return sameAddress(hostport, authority(x.p.o.Upstream)) || grpc != nil && sameAddress(hostport, authority(grpc)) || allows(x.policy.OwnAddresses, hostport, false)
+// ownAddress reports whether host:port is the host behind us. The port that it
+// has for gRPC alone is reached through us by gRPC alone.
+func (x *exchange) ownAddress(hostport string, grpc bool) bool {
+	rpc := x.p.o.GRPCUpstream
+	return sameAddress(hostport, authority(x.p.o.Upstream)) ||
+		grpc && rpc != nil && sameAddress(hostport, authority(rpc)) ||
+		allows(x.policy.OwnAddresses, hostport, false)
 }
 
 // sameAddress reports whether two addresses with ports are one, seen from this

@@ -6,8 +6,9 @@ import "strings"
 // written as text, because an interface of gRPC is host:port, which is no URL.
 type AddressEdit struct {
 	// Own reports whether host:port is the agent itself, which callers are to
-	// reach at Public instead. What is another's stays.
-	Own func(hostport string) bool
+	// reach at Public instead. What is another's stays. The host may have a
+	// port for gRPC alone.
+	Own func(hostport string, grpc bool) bool
 	// Base is the escaped path, without a slash at its end, below which the agent
 	// is reachable at Public. What is above it stays.
 	Base string
@@ -23,7 +24,7 @@ type AddressEdit struct {
 func (e *AddressEdit) rewrite(address string) string {
 	scheme, rest, isURL := strings.Cut(address, "://")
 	if !isURL { // gRPC
-		if i := strings.LastIndexByte(address, ':'); i > 0 && isPort(address[i+1:]) && isHost(address[:i]) && e.Own(address) {
+		if i := strings.LastIndexByte(address, ':'); i > 0 && isPort(address[i+1:]) && isHost(address[:i]) && e.Own(address, true) {
 			return e.PublicHost
 		}
 		return address
@@ -44,7 +45,7 @@ func (e *AddressEdit) rewrite(address string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && isPort(host[i+1:]) {
 		host, port = host[:i], host[i:]
 	}
-	if !isHost(host) || !e.Own(host+port) {
+	if !isHost(host) || !e.Own(host+port, false) {
 		return address
 	}
 	below, ok := strings.CutPrefix(path, e.Base)

@@ -36,7 +36,9 @@ func cardCase(t testing.TB, text []byte) (e CardEdit, inResult bool) {
 			t.Fatalf("unknown key %q", key)
 		}
 	}
-	e.Own = func(hostport string) bool { return slices.Contains(own, hostport) }
+	e.Own = func(hostport string, grpc bool) bool {
+		return slices.Contains(own, hostport) && (grpc || !strings.HasSuffix(hostport, ":9302"))
+	}
 	return e, inResult
 }
 
