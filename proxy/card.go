@@ -37,7 +37,9 @@ func (x *exchange) fetchesCard(r *http.Request) bool {
 // round the proxy for good.
 func (x *exchange) askForCard(in, out *http.Request) {
 	inResult := x.msg.Protocol == wire.A2A && x.isRPC() && slices.Contains(cardMethods, x.msg.Method)
-	if x.policy.KeepCards || !inResult && !x.fetchesCard(in) {
+	path := x.head.hints.GRPC
+	framed := wire.AnswersCard(path)
+	if x.policy.KeepCards || !inResult && !framed && !x.fetchesCard(in) {
 		return
 	}
 	public := x.publicURL(in)
@@ -47,9 +49,15 @@ func (x *exchange) askForCard(in, out *http.Request) {
 	}
 	edit := wire.CardEdit{AddressEdit: x.addresses(public), Strip: x.policy.StripSignatures}
 	x.askForDocument(in, out, &document{
-		inside: inResult,
+		inside: inResult || framed, framed: framed,
 		edit: func(body []byte) ([]byte, bool) {
-			out, outcome, _ := wire.RewriteCard(body, inResult, edit)
+			var out []byte
+			var outcome wire.CardOutcome
+			if framed {
+				out, outcome, _ = wire.RewriteRPCCard(body, path, edit)
+			} else {
+				out, outcome, _ = wire.RewriteCard(body, inResult, edit)
+			}
 			x.p.metrics.card(outcome)
 			if outcome == wire.CardSigned {
 				x.p.signedCard.Do(func() {

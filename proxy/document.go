@@ -23,6 +23,7 @@ type document struct {
 	// is.
 	missing func() (body []byte, contentType string)
 	vary    string // the header that selects a representation, which the answer has to name
+	framed  bool   // the document is the one message of an answer of gRPC
 	inside  bool   // the document stands inside an answer that depends on more than the request's conditions
 
 	// caller is the request with the conditions that the caller has set. The host
@@ -77,6 +78,10 @@ func (d *document) takeConditions(in, out *http.Request) bool {
 // the caller's conditions. What can't be read passes as it is.
 func (x *exchange) passDocument(resp *http.Response) {
 	d := x.document
+	if d.framed {
+		x.passFramed(resp)
+		return
+	}
 	if resp.StatusCode == http.StatusNotFound && d.missing != nil {
 		d.provide(resp)
 	} else if body, changed := x.readDocument(resp); body != nil && !d.inside {
@@ -111,16 +116,8 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 		d.unread()
 		return nil, false
 	}
-	all, rest, why := readBody(resp.Body, false, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+	all, _ := x.readAnswer(resp)
 	if all == nil {
-		resp.Body = rest
-		switch why {
-		case bodyTooLarge:
-			x.p.metrics.limit(limitAnswer)
-		case bodySlow:
-			x.p.metrics.limit(limitSlowBody)
-		}
-		d.unread()
 		return nil, false
 	}
 	_ = resp.Body.Close() // it was read to its end
@@ -134,6 +131,49 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 	}
 	setAnswer(resp, body)
 	return body, changed
+}
+
+// passFramed edits the document in an answer of gRPC. What comes behind its
+// message, the trailers among it, is left for the caller to wait for.
+func (x *exchange) passFramed(resp *http.Response) {
+	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), mediaGRPC) || resp.Header["Grpc-Status"] != nil {
+		return // an error
+	}
+	all, rest := x.readAnswer(resp)
+	if all == nil {
+		return
+	}
+	body, changed := all, false
+	if len(all) > 0 { // else the trailers say what is wrong
+		x.guard(func() { body, changed = x.document.edit(all) })
+	}
+	if changed && resp.ContentLength >= 0 {
+		resp.ContentLength += int64(len(body) - len(all))
+		resp.Header["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+	}
+	resp.Body = &behind{io.MultiReader(bytes.NewReader(body), rest), rest}
+}
+
+// readAnswer reads the body that a document stands in, or of gRPC its first
+// message, behind which is rest. If it can't, which is counted, all is nil and
+// the answer still has its body.
+func (x *exchange) readAnswer(resp *http.Response) (all []byte, rest io.ReadCloser) {
+	all, rest, why := readBody(resp.Body, x.document.framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+	if all == nil {
+		resp.Body = rest
+		switch why {
+		case bodyTooLarge:
+			x.p.metrics.limit(limitAnswer)
+		case bodySlow:
+			x.p.metrics.limit(limitSlowBody)
+		}
+		x.document.unread()
+		return nil, nil
+	}
+	if rest == nil {
+		rest = resp.Body // at its end
+	}
+	return all, rest
 }
 
 // vary adds name to the headers that the answer depends on.

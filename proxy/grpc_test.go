@@ -68,14 +68,20 @@ func newGRPCAgent(t testing.TB, opts ...grpc.ServerOption) *grpcAgent {
 	s := grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(16<<20), grpc.UnknownServiceHandler(echo))...)
 	a2apb.RegisterA2AServiceServer(s, a)
 	a2apb0.RegisterA2AServiceServer(s, &a.old)
+	a.addr = serveGRPC(t, s)
+	return a
+}
+
+// serveGRPC serves s, and returns its host:port.
+func serveGRPC(t testing.TB, s *grpc.Server) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() { _ = s.Serve(l) }() // ends with Stop
 	t.Cleanup(s.Stop)
-	a.addr = l.Addr().String()
-	return a
+	return l.Addr().String()
 }
 
 // echo is every other service: it sends back what comes, while it comes, in a

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
@@ -161,6 +163,47 @@ func (s *sidecar) spanOf(t testing.TB, exporter *tracetest.InMemoryExporter, way
 		t.Fatalf("spans = %v, want one", spans)
 	}
 	return spans[0]
+}
+
+// So it is over gRPC, of either generation.
+func TestTaskLinksOverRPC(t *testing.T) {
+	for _, caller := range grpcCallers {
+		for _, dir := range []direction{ingress, egress} {
+			t.Run(caller.name+"/"+string(dir), func(t *testing.T) {
+				exporter, tune := traces()
+				a, s := newGRPCSidecar(t, "agent.example.com", tune)
+				conn := dialGRPC(t, s.ingress.URL)
+				if dir == egress {
+					conn = dialGRPC(t, a.addr, s.through(t))
+				}
+				span := func(call func(ctx context.Context) error) tracetest.SpanStub {
+					exporter.Reset()
+					if err := call(metadata.AppendToOutgoingContext(t.Context(), "traceparent", laterParent)); err != nil {
+						t.Fatal(err)
+					}
+					var spans tracetest.SpanStubs
+					eventually(t, "a span", func() bool { spans = exporter.GetSpans(); return len(spans) > 0 })
+					return spans[0]
+				}
+				var task string
+				began := span(func(ctx context.Context) (err error) {
+					task, err = caller.send(ctx, conn, "", "x", nil)
+					return err
+				})
+				for name, call := range map[string]func(context.Context) error{
+					"later turn": func(ctx context.Context) error { _, err := caller.send(ctx, conn, task, "x", nil); return err },
+					"get":        func(ctx context.Context) error { return caller.get(ctx, conn, task) },
+					"cancel":     func(ctx context.Context) error { return caller.cancel(ctx, conn, task) },
+					"subscribe":  func(ctx context.Context) error { return caller.subscribe(ctx, conn, task) },
+				} {
+					got := span(call)
+					if len(got.Links) != 1 || got.Links[0].SpanContext.SpanID() != began.SpanContext.SpanID() || got.Parent.SpanID().String() != laterParent[36:52] {
+						t.Errorf("%s: links %v, parent %v, want one to %v and the caller's", name, got.Links, got.Parent.SpanID(), began.SpanContext.SpanID())
+					}
+				}
+			})
+		}
+	}
 }
 
 // What an agent's proxy has recorded of a task serves after a restart, too.

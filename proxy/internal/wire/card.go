@@ -147,11 +147,15 @@ type cardRewriter struct {
 	edits []patch
 }
 
-// address plans the edit of one URL, unless its interface is of a binding that
-// is not A2A's own: such a one is named by a URI, and may be anything.
+// customBinding reports whether a binding is not one of A2A's own: such a one is
+// named by a URI, and nobody knows what its URL means.
+func customBinding(name string) bool { return strings.Contains(name, ":") }
+
+// address plans the edit of one URL, unless its interface is of another binding
+// than A2A's own.
 func (r *cardRewriter) address(d *doc, url slot, bindings ...slot) {
 	for _, b := range bindings {
-		if strings.Contains(d.text(b, maxName), ":") {
+		if customBinding(d.text(b, maxName)) {
 			return
 		}
 	}

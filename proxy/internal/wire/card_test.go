@@ -199,3 +199,119 @@ func FuzzCard(f *testing.F) {
 		checkCard(t, in, inResult, e)
 	})
 }
+
+// rpcCardOf is a card of gRPC in its frame, of 1.0 and of 0.3: with an interface
+// of the agent's own, one of another's, and a field that nobody knows.
+func rpcCardOf(path string, signed bool) []byte {
+	own := func(url, transport int) []byte {
+		return appendPB(appendPB(appendPB(nil, transport, "JSONRPC"), url, "http://127.0.0.1:8080/a2a"), 9, "x")
+	}
+	other := appendPB(nil, 1, "https://elsewhere.example.com/")
+	card := appendPB(nil, 1, "a")
+	if path == service03+"GetAgentCard" {
+		card = append(card, own(3, 14)...)
+		card = appendPB(appendPB(card, 15, own(1, 2)), 15, other)
+		if signed {
+			card = appendPB(card, 17, "s")
+		}
+	} else {
+		card = appendPB(appendPB(card, 3, own(1, 2)), 3, other)
+		if signed {
+			card = appendPB(card, 13, "s")
+		}
+	}
+	return AppendFrame(nil, append(appendPB(card, 99, "y"), 0x08|0x80, 0x7d, 0x05)) // field 2001, a varint
+}
+
+func TestRPCCard(t *testing.T) {
+	const path = service10 + "GetExtendedAgentCard"
+	e, _ := cardCase(t, nil)
+	twice := AppendFrame(nil, appendPB(nil, 3, appendPB(appendPB(nil, 1, "http://127.0.0.1:8080/"), 1, "http://127.0.0.1:8080/")))
+	for _, row := range []struct {
+		name    string
+		frame   []byte
+		strip   bool
+		outcome CardOutcome
+		why     Refusal
+	}{
+		{"plain", rpcCardOf(path, false), false, CardRewritten, ""},
+		{"signed", rpcCardOf(path, true), false, CardSigned, ""},
+		{"stripped", rpcCardOf(path, true), true, CardStripped, ""},
+		{"elsewhere", AppendFrame(nil, appendPB(nil, 3, appendPB(nil, 1, "https://elsewhere.example.com/"))), false, CardUnchanged, ""},
+		{"custom binding", AppendFrame(nil, appendPB(nil, 3, appendPB(appendPB(nil, 1, "http://127.0.0.1:8080/"), 2, "urn:x"))), false, CardUnchanged, ""},
+		{"twice", twice, false, CardRefused, RefusedDuplicateKey},
+		{"compressed", append([]byte{1}, twice[1:]...), false, CardRefused, RefusedCompressed},
+		{"no frame", twice[:7], false, CardRefused, RefusedFraming},
+		{"no protobuf", AppendFrame(nil, []byte{0xff}), false, CardRefused, RefusedNotProtobuf},
+	} {
+		e.Strip = row.strip
+		if _, outcome, why := RewriteRPCCard(row.frame, path, e); outcome != row.outcome || why != row.why {
+			t.Errorf("%s: %q %q, want %q %q", row.name, outcome, why, row.outcome, row.why)
+		}
+		checkRPCCard(t, row.frame, path, e)
+	}
+	if _, outcome, _ := RewriteRPCCard(rpcCardOf(path, false), service10+"GetTask", e); outcome != CardNone {
+		t.Errorf("of a method that has no card: %q", outcome)
+	}
+}
+
+// checkRPCCard holds the promise against one frame: with the URLs of interfaces
+// and the signatures left out, what comes out is what went in, field by field.
+func checkRPCCard(t *testing.T, in []byte, path string, e CardEdit) {
+	t.Helper()
+	out, outcome, _ := RewriteRPCCard(in, path, e)
+	if outcome != CardRewritten && outcome != CardStripped {
+		if !same(in, out) {
+			t.Fatalf("RewriteRPCCard(%x) = %x, with the outcome %q", in, out, outcome)
+		}
+		return
+	}
+	a, b := rpcFields(t, in[frameHead:], rpcCards[path], true), rpcFields(t, out[frameHead:], rpcCards[path], true)
+	if diff := cmp.Diff(a, b); diff != "" {
+		t.Fatalf("RewriteRPCCard(%x) = %x changes more than URLs:\n%s", in, out, diff)
+	}
+	if _, again, _ := RewriteRPCCard(out, path, e); again != CardUnchanged {
+		t.Errorf("RewriteRPCCard(%x), the second time: %q, want %q", out, again, CardUnchanged)
+	}
+}
+
+// rpcFields lists the fields of a card or an interface but for its URL and its
+// signatures, each as its bytes.
+func rpcFields(t *testing.T, message []byte, c *rpcCard, isCard bool) (list []string) {
+	url := c.iURL
+	if isCard {
+		url = c.url
+	}
+	if !pbFields(message, 0, len(message), func(f pbField) {
+		switch value := message[f.from:f.to]; {
+		case f.typ == pbBytes && (f.number == url || isCard && f.number == c.signatures):
+		case f.typ == pbBytes && isCard && f.number == c.interfaces:
+			for _, line := range rpcFields(t, value, c, false) {
+				list = append(list, "interface "+line)
+			}
+			list = append(list, "end of interface")
+		default:
+			list = append(list, string(message[f.start:f.to]))
+		}
+	}) {
+		t.Fatalf("%x is no protobuf", message)
+	}
+	return list
+}
+
+func FuzzRPCCard(f *testing.F) {
+	for path := range rpcCards {
+		for _, signed := range []bool{false, true} {
+			f.Add(rpcCardOf(path, signed), path == service03+"GetAgentCard", signed)
+		}
+	}
+	f.Fuzz(func(t *testing.T, in []byte, old, strip bool) {
+		path := service10 + "GetExtendedAgentCard"
+		if old {
+			path = service03 + "GetAgentCard"
+		}
+		e, _ := cardCase(t, nil)
+		e.Strip = strip
+		checkRPCCard(t, in, path, e)
+	})
+}

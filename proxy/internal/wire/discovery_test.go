@@ -18,7 +18,9 @@ import (
 func discoveryCase(t testing.TB, text []byte) DiscoveryEdit {
 	e := DiscoveryEdit{HostID: "h.example.com/agent", Claim: 99, Extension: `{"hostId":"h.example.com/agent"}`}
 	e.Public, e.PublicHost = "https://agents.example.com", "agents.example.com:443"
-	e.Own = func(hostport string, _ bool) bool { return hostport == "127.0.0.1:8080" || hostport == "localhost:8080" }
+	e.Own = func(hostport string, _ bool) bool {
+		return hostport == "127.0.0.1:8080" || hostport == "localhost:8080"
+	}
 	for line := range strings.Lines(string(text)) {
 		switch key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key {
 		case "claim":
