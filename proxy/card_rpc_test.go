@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
@@ -71,7 +70,7 @@ func TestRPCCards(t *testing.T) {
 					{Url: "http://" + host + "/ws", ProtocolBinding: "urn:ws"},
 					{Url: http, ProtocolBinding: "JSONRPC", ProtocolVersion: "1.0"},
 					{Url: "https://elsewhere.example.com/", ProtocolBinding: "HTTP+JSON"},
-				}, Capabilities: &a2apb.AgentCapabilities{Streaming: proto.Bool(true)}}
+				}, Capabilities: &a2apb.AgentCapabilities{Streaming: new(true)}}
 				o := &a2apb0.AgentCard{Name: "a", Url: http, PreferredTransport: "JSONRPC", ProtocolVersion: "0.3.0", Description: strings.Repeat("x", row.pad),
 					AdditionalInterfaces: []*a2apb0.AgentInterface{{Url: rpc, Transport: "GRPC"}, {Url: "https://elsewhere.example.com/", Transport: "HTTP+JSON"}}}
 				if signed {
