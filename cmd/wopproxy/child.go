@@ -79,6 +79,10 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
+// unheardAfter is how much later than the end of its context wait may see the
+// signal that ended it.
+const unheardAfter = 100 * time.Millisecond
+
 // wait forwards signals until the child has ended, and returns how: nil for
 // exit status 0, else an exitError with the child's own status, or 128 and the
 // number of the signal that killed it. When ctx ends, the child is sent SIGTERM.
@@ -87,7 +91,8 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	defer signal.Stop(c.signals)
 	ended := ctx.Done()
-	var overdue <-chan time.Time
+	var overdue, unheard <-chan time.Time
+	heard := false
 	send := func(s os.Signal) {
 		_ = c.cmd.Process.Signal(s) // fails only if the child has just ended
 		if s == syscall.SIGTERM && grace > 0 && overdue == nil {
@@ -99,15 +104,22 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 		case <-c.done:
 			return c.status()
 		case s := <-c.signals:
+			heard, unheard = true, nil
 			if !fromTerminal(s) {
 				send(s)
 			}
 		case <-ended:
 			ended = nil
-			// A signal that ends ctx comes to us by itself, and gives ctx a cause.
-			if context.Cause(ctx).Error() == ctx.Err().Error() {
+			// A signal that ends ctx comes to us by itself, and gives ctx a cause;
+			// unless it came before there was a child.
+			switch {
+			case context.Cause(ctx).Error() == ctx.Err().Error():
 				send(syscall.SIGTERM)
+			case !heard:
+				unheard = time.After(unheardAfter)
 			}
+		case <-unheard:
+			send(syscall.SIGTERM)
 		case <-overdue:
 			_ = c.cmd.Process.Kill()
 		}

@@ -270,3 +270,18 @@ func TestParseCommand(t *testing.T) {
 		}
 	}
 }
+
+// TestChildMissedSignal has a signal come before there is a child to send it to.
+func TestChildMissedSignal(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("terminated signal received"))
+	cmd := exec.Command("sleep", "60")
+	c, err := startChild(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exit exitError
+	if err := c.wait(ctx, time.Minute); !errors.As(err, &exit) || exit.code != exitSignal+int(syscall.SIGTERM) {
+		t.Errorf("wait = %v, want the end by SIGTERM", err)
+	}
+}

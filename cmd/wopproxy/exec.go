@@ -234,7 +234,7 @@ func (h *execHost) open(ctx context.Context, stderr io.Writer) (*sidecar, error)
 // inside starts the host once s serves, and returns how it ended. It returns
 // false if it never ran, or if s has ended before it.
 func (h *execHost) inside(ctx context.Context, s *sidecar, serving *task) (ended bool, err error) {
-	if err := awaitReady(ctx, s, serving); err != nil {
+	if err := awaitReady(s, serving); err != nil {
 		return false, err
 	}
 	if h.quiet {
@@ -262,15 +262,14 @@ func (h *execHost) inside(ctx context.Context, s *sidecar, serving *task) (ended
 	}
 }
 
-// awaitReady returns when s serves.
-func awaitReady(ctx context.Context, s *sidecar, serving *task) error {
+// awaitReady returns when s serves. A signal that comes meanwhile is for the host,
+// which is then started to hear it.
+func awaitReady(s *sidecar, serving *task) error {
 	select {
 	case <-s.serving:
 		return nil
 	case <-serving.done:
 		return errors.New("wopproxy has ended before COMMAND was started")
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
