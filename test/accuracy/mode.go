@@ -21,4 +21,7 @@ var modes = []mode{
 	{name: "`Run-Id`", cooperation: "run-id", by: []string{"run-id"}},
 	{name: "proxy credential", cooperation: "credential", by: []string{"proxy-credential"}},
 	{name: "base path", cooperation: "base-path", by: []string{"base-path"}},
+	{name: "a process for each run", cooperation: "process", by: []string{"process"}, settings: `
+attribution: { processPerRun: true }
+limits: { processScan: 10s }`},
 }
