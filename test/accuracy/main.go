@@ -138,12 +138,13 @@ func measure(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	t := &table{columns: columns(o.quick)}
 	turns := make(chan struct{}, 2) // while one mode waits another works
 	var all sync.WaitGroup
+	var crowd sync.Mutex
 	var mu sync.Mutex // of faults, and of stderr
 	for i, m := range o.modes {
 		row := t.add(m)
 		turns <- struct{}{}
 		all.Go(func() {
-			errs := row.fill(ctx, newStages(filepath.Join(dir, fmt.Sprint(i)), m, there, o), t.columns)
+			errs := row.fill(ctx, newStages(filepath.Join(dir, fmt.Sprint(i)), m, there, o, &crowd), t.columns)
 			mu.Lock()
 			defer mu.Unlock()
 			faults = append(faults, errs...)

@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait for a process or a peer.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // host is an agent that the stage is set with.
 type host struct {
@@ -126,6 +126,7 @@ type stage struct {
 	quick        bool
 	chance       *rand.Rand
 	patience     time.Duration // with the store
+	crowd        *sync.Mutex   // of all stages
 
 	ingress, admin string // base URLs
 	book           *book
@@ -136,7 +137,7 @@ type stage struct {
 }
 
 // newStages returns a stage for each host that knows the mode.
-func newStages(dir string, m mode, there []found, o options) (stages []*stage) {
+func newStages(dir string, m mode, there []found, o options, crowd *sync.Mutex) (stages []*stage) {
 	for i, h := range there {
 		if slices.Contains(m.without, h.name) {
 			continue
@@ -144,7 +145,7 @@ func newStages(dir string, m mode, there []found, o options) (stages []*stage) {
 		stages = append(stages, &stage{
 			program: o.program, dir: filepath.Join(dir, fmt.Sprint(i)), mode: m, host: h, quick: o.quick,
 			chance: rand.New(rand.NewPCG(o.seed, uint64(i))), tallies: map[int]tally{},
-			patience: patience,
+			patience: patience, crowd: crowd,
 		})
 	}
 	return stages
@@ -171,13 +172,25 @@ func (s *stage) play(ctx context.Context, columns []int) (err error) {
 	}
 	var errs []error
 	for _, at := range columns {
-		t, err := s.column(ctx, at)
+		t, err := s.turn(ctx, at)
 		s.tallies[at] = t
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%d at once: %w", at, err))
 		}
 	}
 	return errors.Join(append(errs, stop())...)
+}
+
+// crowded is how many runs at once are enough work for a machine.
+const crowded = 16
+
+// turn measures a column, alone if it is crowded.
+func (s *stage) turn(ctx context.Context, at int) (tally, error) {
+	if at >= crowded {
+		s.crowd.Lock()
+		defer s.crowd.Unlock()
+	}
+	return s.column(ctx, at)
 }
 
 // start sets the stage: wopproxy exec, which starts the host. The function that

@@ -96,8 +96,8 @@ func (s *stage) column(ctx context.Context, at int) (tally, error) {
 	}
 	close(next)
 	workers.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return tally{}, err
+	if err := cmp.Or(errs...); err != nil {
+		return tally{}, fmt.Errorf("not all messages were answered: %w", err)
 	}
 	return s.judge(ctx, at, all)
 }
