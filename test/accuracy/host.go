@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/cgi"
@@ -97,7 +98,7 @@ func (h *goHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = json.Unmarshal([]byte(in.Params.Message.Parts[0].Text), &p)
 	}
 	if err == nil {
-		err = h.work(r.Context(), p, h.handOn(r.Header, in.Params.Message.MessageID))
+		err = h.work(r.Context(), p, h.handOn(r.Header, in.Params.Message.MessageID, in.Params.Message.ContextID))
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -115,16 +116,16 @@ type outgoing struct {
 	client   *http.Client
 	url      string
 	headers  map[string]string
-	mentions string // of its arguments
+	mentions map[string]string // in its arguments
 }
 
 // handOn decides it by what the host was handed.
-func (h *goHost) handOn(in http.Header, messageID string) outgoing {
+func (h *goHost) handOn(in http.Header, messageID, contextID string) outgoing {
 	out := outgoing{client: h.proxied, url: h.tools, headers: map[string]string{}}
 	run := in.Get("Run-Id")
 	switch h.cooperation {
 	case "ids":
-		out.mentions = messageID
+		out.mentions = map[string]string{"message": messageID, "context": contextID}
 	case "opentelemetry":
 		if parent := strings.Split(in.Get("Traceparent"), "-"); len(parent) == 4 {
 			parent[2] = random(8)
@@ -165,9 +166,7 @@ func (h *goHost) work(ctx context.Context, p plan, out outgoing) error {
 // call makes one call of a run.
 func (h *goHost) call(ctx context.Context, marker string, out outgoing) error {
 	arguments := map[string]string{"marker": marker}
-	if out.mentions != "" {
-		arguments["message"] = out.mentions
-	}
+	maps.Copy(arguments, out.mentions)
 	body, err := json.Marshal(map[string]any{
 		"jsonrpc": "2.0", "id": random(16), "method": "tools/call",
 		"params": map[string]any{"name": "note", "arguments": arguments},

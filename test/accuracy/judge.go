@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -83,7 +85,10 @@ func (s *stage) judge(ctx context.Context, at int, all []*message) (tally, error
 	if want := callsPerRun * len(all); t.calls != want || s.book.strays > 0 {
 		errs = append(errs, fmt.Errorf("%d calls have arrived, and %d of nobody: want %d", t.calls, s.book.strays, want))
 	}
-	return t, errors.Join(append(errs, s.rule(at, t))...)
+	if err := s.rule(at, t); err != nil {
+		errs = append(errs, err, s.reasons(ctx))
+	}
+	return t, errors.Join(errs...)
 }
 
 // readStore notes in the verdicts which runs the store has as children of which
@@ -130,6 +135,27 @@ func (s *stage) rule(at int, t tally) error {
 	}
 	return errors.Join(errs...)
 }
+
+// reasons returns what wopproxy has counted that may explain a fault, since it
+// was started.
+func (s *stage) reasons(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.admin+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("counted: %s", strings.Join(explaining.FindAllString(string(text), -1), ", "))
+}
+
+var explaining = regexp.MustCompile(`(?m)^wopproxy_(abstentions|attributions|limit_hits|attribution_conflicts)_total\S* [1-9].*$`)
 
 // link is what the store has of a run.
 type link struct {

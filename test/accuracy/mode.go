@@ -15,6 +15,8 @@ type mode struct {
 // those that ask more.
 var modes = []mode{
 	{name: "none", cooperation: "none", by: []string{"single-flight"}, alone: true},
+	{name: "ids of the message", cooperation: "ids", by: []string{"echoed-id"}, settings: `
+attribution: { echoedIds: true }`},
 	{name: "carry shim", cooperation: "none", by: []string{"run-id"}, without: []string{"Go"}, carry: true},
 	{name: "OpenTelemetry", cooperation: "opentelemetry", by: []string{"trace-state"}},
 	{name: "`traceparent` handed on", cooperation: "traceparent", by: []string{"trace-id"}},

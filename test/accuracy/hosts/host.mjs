@@ -17,7 +17,7 @@ function handOn(incoming, message) {
   const run = incoming['run-id'];
   switch (COOPERATION) {
     case 'ids':
-      return {mentions: {message: message.messageId}};
+      return {mentions: {message: message.messageId, context: message.contextId}};
     case 'opentelemetry': {
       const [version, trace, , flags] = incoming.traceparent.split('-');
       const traceparent = [version, trace, randomBytes(8).toString('hex'), flags].join('-');

@@ -38,7 +38,7 @@ def hand_on(incoming, message):
     """
     run = incoming.get("Run-Id")
     if COOPERATION == "ids":
-        return {}, {"message": message["messageId"]}, TOOLS
+        return {}, {"message": message["messageId"], "context": message["contextId"]}, TOOLS
     if COOPERATION == "opentelemetry":
         version, trace, _, flags = incoming["traceparent"].split("-")
         own = "-".join([version, trace, secrets.token_hex(8), flags])
