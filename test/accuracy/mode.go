@@ -8,6 +8,7 @@ type mode struct {
 	by          []string // the evidence that has to decide
 	without     []string // hosts that there is no such thing for
 	carry       bool     // the host is started with the shims
+	dear        bool     // a run takes long to start: there are fewer
 	alone       bool     // only what is alone is linked; else every call has to be
 }
 
@@ -23,7 +24,7 @@ attribution: { echoedIds: true }`},
 	{name: "`Run-Id`", cooperation: "run-id", by: []string{"run-id"}},
 	{name: "proxy credential", cooperation: "credential", by: []string{"proxy-credential"}},
 	{name: "base path", cooperation: "base-path", by: []string{"base-path"}},
-	{name: "a process for each run", cooperation: "process", by: []string{"process"}, settings: `
+	{name: "a process for each run", cooperation: "process", by: []string{"process"}, dear: true, settings: `
 attribution: { processPerRun: true }
 limits: { processScan: 10s }`},
 }

@@ -48,8 +48,8 @@ func (s *stage) runsOf(at int) int {
 		return 3
 	case at == 1:
 		return 8
-	case s.quick:
-		return at
+	case s.quick, s.mode.dear:
+		return max(8, at)
 	}
 	return max(24, 4*at)
 }
