@@ -89,7 +89,7 @@ func TestReadmeLadder(t *testing.T) {
 	}
 	want := []ancestry.Evidence{
 		ancestry.EvidenceRunID, ancestry.EvidenceTraceState, ancestry.EvidenceTraceID, ancestry.EvidenceProxyCredential,
-		ancestry.EvidenceBasePath, ancestry.EvidenceProcess, ancestry.EvidenceConversation, ancestry.EvidenceSingleFlight,
+		ancestry.EvidenceBasePath, ancestry.EvidenceProcess, ancestry.EvidenceConversation, ancestry.EvidenceEchoedID, ancestry.EvidenceSingleFlight,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("rungs in README.md (-want +got):\n%s", diff)

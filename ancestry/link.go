@@ -43,6 +43,7 @@ const (
 	EvidenceBasePath        Evidence = "base-path"        // /_run/<runId>/ in front of the URL
 	EvidenceProcess         Evidence = "process"          // the process that called works for exactly one run
 	EvidenceConversation    Evidence = "conversation"     // id of a conversation bound to exactly one live run
+	EvidenceEchoedID        Evidence = "echoed-id"        // an id of exactly one live run occurs in the message
 	EvidenceSingleFlight    Evidence = "single-flight"    // exactly one run is live on this host
 	EvidenceRunAncestry     Evidence = "run-ancestry"     // header Run-Ancestry, sent by the caller's proxy
 )

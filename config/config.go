@@ -371,6 +371,14 @@ type Attribution struct {
 	// the wrong one. Linux only; it takes the right to read the host's /proc, as
 	// the same user or root.
 	ProcessPerRun bool `yaml:"processPerRun"`
+	// EchoedIDs lets a call belong to the only live run of which an opaque id
+	// occurs in its body: the run's own id, or the id of its task, context or first
+	// message, like a UUID or a ULID. It says that the host mentions a run's ids in
+	// that run's calls only. Default false: a host that works for one run on what
+	// another one has left would name the wrong one. An id that a request of
+	// another live run mentions is no evidence, and none is while a live run's
+	// request could not be read. A change needs a restart.
+	EchoedIDs bool `yaml:"echoedIds" restart:"yes"`
 	// SessionHeaders are headers whose value names one run of the host at a time,
 	// such as X-Claude-Code-Session-Id: a run is bound to the value that it
 	// arrives with, or that a call of it bears whose run is known otherwise, and

@@ -173,7 +173,7 @@ func TestEveryKey(t *testing.T) {
 		Runs:    config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
 		Attribution: config.Attribution{
 			Quarantine: config.Duration{Duration: 2 * time.Second}, SessionsPerRun: true,
-			ProcessPerRun:  true,
+			ProcessPerRun: true, EchoedIDs: true,
 			SessionHeaders: []config.HeaderName{"X-Claude-Code-Session-Id", "X-Session"},
 			WebhookContext: config.WebhookParent, WebhookTTL: config.Duration{Duration: 2 * time.Hour},
 		},
@@ -308,7 +308,7 @@ func TestRestartKeys(t *testing.T) {
 	want := []string{
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
-		"attribution.singleFlight", "attribution.quarantine", "attribution.webhookTTL",
+		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
 		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.queue", "limits.tunnels",
 	}

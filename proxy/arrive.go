@@ -82,6 +82,7 @@ func (x *exchange) arrive(r *http.Request) {
 	}
 	if x.starts {
 		x.bindSessions(r)
+		x.noteIDs(r)
 	}
 	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
 	r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
@@ -346,6 +347,32 @@ const unlikely = 16
 func (x *exchange) bindConversation(kind, id string) {
 	if len(id) >= unlikely {
 		x.bind(attribution.Key{Kind: kind, ID: id})
+	}
+}
+
+// noteIDs notes what ids the host is given with a request of a run: the run's
+// own, and all that the request mentions.
+func (x *exchange) noteIDs(r *http.Request) {
+	if !x.p.o.EchoedIDs {
+		return
+	}
+	ids, all := attribution.Mentions(x.body)
+	for _, a := range x.chain.Ancestors {
+		ids = append(ids, strings.ToLower(string(a.Run)))
+	}
+	fits := x.p.runs.Mention(x.run, ids, all && (x.body != nil || r.ContentLength == 0))
+	for _, id := range []string{string(x.run.First), string(x.run.ID()), x.msg.MessageID, x.msg.ContextID} {
+		fits = x.p.runs.Own(x.run, id) && fits
+	}
+	if !fits {
+		x.p.metrics.limit(limitBindings)
+	}
+}
+
+// own notes an id that the host has given to the run.
+func (x *exchange) own(id string) {
+	if !x.p.runs.Own(x.run, id) {
+		x.p.metrics.limit(limitBindings)
 	}
 }
 

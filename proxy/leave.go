@@ -65,16 +65,10 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	if x.post, c.Unsure = x.findPost(r, leaving(r.URL)); x.post != nil {
 		c.Webhook = x.post.Run
 	}
-	v := x.p.runs.Attribute(*c)
-	if x.policy.ProcessPerRun && weaker(v.Evidence) {
-		id, why := x.runOfProcess(r)
-		if c.Process, c.Unsure = id, cmp.Or(c.Unsure, why); id != "" || why != "" {
-			v = x.p.runs.Attribute(*c)
-		}
-	}
+	v := x.askLadder(r)
 	run := x.runOf(r, v)
 	if v.Evidence == ancestry.EvidenceTraceState && v.Run == nil && (run == nil || run.Trace != v.Trace) {
-		c.States = [2]string{}
+		c.States, c.Echoed = [2]string{}, nil
 		if v = x.p.runs.Attribute(*c); v.Evidence == "" {
 			v.Reason = attribution.ReasonUnproven
 		}
@@ -97,9 +91,36 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 	}
 }
 
+// askLadder asks first for what the call says by itself, and looks further only
+// where that decides nothing.
+func (x *exchange) askLadder(r *http.Request) attribution.Verdict {
+	c := &x.clues
+	v := x.p.runs.Attribute(*c)
+	if x.policy.ProcessPerRun && weaker(v.Evidence) {
+		id, why := x.runOfProcess(r)
+		if c.Process, c.Unsure = id, cmp.Or(c.Unsure, why); id != "" || why != "" {
+			v = x.p.runs.Attribute(*c)
+		}
+	}
+	if x.p.o.EchoedIDs && x.body != nil && (v.Evidence == "" || v.Evidence == ancestry.EvidenceSingleFlight) {
+		ids, ok := attribution.Echoed(x.body)
+		if !ok {
+			x.p.metrics.limit(limitEchoes)
+		}
+		if c.Echoed = ids; len(ids) > 0 {
+			v = x.p.runs.Attribute(*c)
+		}
+	}
+	return v
+}
+
 // weaker reports whether the process that calls would say more than e does.
 func weaker(e ancestry.Evidence) bool {
-	return e == "" || e == ancestry.EvidenceConversation || e == ancestry.EvidenceSingleFlight
+	switch e {
+	case "", ancestry.EvidenceConversation, ancestry.EvidenceEchoedID, ancestry.EvidenceSingleFlight:
+		return true
+	}
+	return false
 }
 
 // runOf returns the run that v names, from wherever it is known, or nil.

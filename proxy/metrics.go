@@ -29,6 +29,7 @@ const (
 	limitBindings = "bindings"
 	limitWebhooks = "webhooks"
 	limitScan     = "process-scan" // the process table could not be read in time
+	limitEchoes   = "echoed-ids"   // a body had more ids than are looked at
 	limitTasks    = "tasks"        // one was forgotten for another
 	limitTunnels  = "tunnels"
 	limitDepth    = "max-depth"
@@ -147,7 +148,7 @@ func (m *metrics) resolve() {
 	}
 	for _, e := range []ancestry.Evidence{
 		ancestry.EvidenceRunID, ancestry.EvidenceTraceState, ancestry.EvidenceTraceID, ancestry.EvidenceProxyCredential,
-		ancestry.EvidenceBasePath, ancestry.EvidenceProcess, ancestry.EvidenceConversation, ancestry.EvidenceSingleFlight,
+		ancestry.EvidenceBasePath, ancestry.EvidenceProcess, ancestry.EvidenceConversation, ancestry.EvidenceEchoedID, ancestry.EvidenceSingleFlight,
 	} {
 		m.links.WithLabelValues(string(e))
 	}
@@ -157,7 +158,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

@@ -224,7 +224,11 @@ func (x *exchange) learnTask(a wire.Answer) {
 			x.bind(attribution.Key{Kind: kindTask, ID: a.TaskID})
 		}
 	}
-	if own := x.run != nil && x.run.ID() == id; x.msg.Protocol == wire.A2A && (own || x.dir == egress && x.policy.SessionsPerRun) {
+	own := x.run != nil && x.run.ID() == id
+	if own && x.dir == ingress {
+		x.own(a.ContextID)
+	}
+	if x.msg.Protocol == wire.A2A && (own || x.dir == egress && x.policy.SessionsPerRun) {
 		x.bindConversation(attribution.KindA2ATask, a.TaskID)
 		x.bindConversation(attribution.KindA2AContext, a.ContextID)
 	}
@@ -278,6 +282,7 @@ func (x *exchange) alias(id ancestry.RunID) {
 		return
 	}
 	x.run = x.p.runs.Alias(x.run, id)
+	x.own(string(id))
 	if x.run.First != x.link.Run {
 		// A replay of a run that is live here. If its own records were lost, this
 		// is the last chance to say who began it before the replay's are read.

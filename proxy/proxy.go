@@ -59,6 +59,7 @@ type Options struct {
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
+	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
 	CA    *CA            // signs for the destinations that Policy.Intercept names; nil: all TLS passes blind
@@ -121,7 +122,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 		o: o,
 		runs: attribution.NewTable(attribution.Options{
 			HostID: o.HostID, TTL: o.RunTTL, Quarantine: o.Quarantine,
-			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight,
+			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight, Echoes: o.EchoedIDs,
 		}),
 		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
 		tasks:     newTasks(o.MaxTasks, o.TaskTTL),

@@ -303,6 +303,8 @@ func (sc *scenario) config(text string) func(*Options, *Policy) {
 				o.MaxWebhooks = 1
 			case "session header":
 				p.SessionHeaders = []string{"x-vendor-session"}
+			case "echoed ids":
+				o.EchoedIDs = true
 			case "webhook parent":
 				p.WebhookParent = true
 			case "one binding at most":

@@ -58,8 +58,8 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxWatched: c.Limits.WatchedRuns,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,
 		MaxTasks: c.Limits.Tasks, TaskTTL: c.Tracing.TaskTTL.Duration,
-		SingleFlight: c.Attribution.SingleFlight,
-		CA:           s.trust.ca, Roots: s.trust.roots,
+		SingleFlight: c.Attribution.SingleFlight, EchoedIDs: c.Attribution.EchoedIDs,
+		CA: s.trust.ca, Roots: s.trust.roots,
 		Registerer: s.metrics, Logger: s.log,
 	}
 	if s.tracing != nil {

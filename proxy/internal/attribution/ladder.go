@@ -27,6 +27,7 @@ type Clues struct {
 	BasePath   ancestry.RunID // /_run/<runId>/
 	Process    ancestry.RunID // of the process that called
 	Keys       []Key          // ids of the conversation it belongs to
+	Echoed     []string       // ids in its body, as Echoed returns them
 	Webhook    *Run           // the run that asked for it, if it is a post that was asked for
 	Unsure     Reason         // why the caller of this could not tell who asked for it, or whose process it is
 }
@@ -41,6 +42,7 @@ const (
 	ReasonSharedTrace     Reason = "shared-trace"      // several live runs share the call's trace
 	ReasonSharedKey       Reason = "shared-key"        // several live runs share the call's conversation
 	ReasonSharedProcess   Reason = "shared-process"    // the process that called works for several runs, or may
+	ReasonSharedEcho      Reason = "shared-echo"       // the call mentions ids of several runs
 	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
 	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
 	ReasonUnproven        Reason = "unproven-state"    // the tracestate member names a run that is not known in the trace of the call
@@ -50,7 +52,7 @@ const (
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey, ReasonSharedProcess,
+		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey, ReasonSharedProcess, ReasonSharedEcho,
 		ReasonOtherWork, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
 	}
 }
@@ -121,6 +123,11 @@ func (t *Table) Attribute(c Clues) Verdict {
 	why = cmp.Or(why, c.Unsure)
 	if c.Webhook != nil {
 		consider(ancestry.EvidenceConversation, c.Webhook.ID())
+	}
+	if v.Evidence == "" && why != ReasonUnproven {
+		byEcho, whyNot := t.byEchoLocked(c.Echoed, blind)
+		why = cmp.Or(why, whyNot)
+		consider(ancestry.EvidenceEchoedID, byEcho)
 	}
 	if v.Evidence == "" && why == "" {
 		// What bears a trace or a conversation that could be another's is not
@@ -205,6 +212,31 @@ func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
 	}
 	if found == nil {
 		return "", ""
+	}
+	return found.ID(), ""
+}
+
+// byEchoLocked names the one run whose ids the call mentions. An id that another
+// run was given in a request, too, is no evidence: it may come from there.
+func (t *Table) byEchoLocked(ids []string, blind bool) (ancestry.RunID, Reason) {
+	var found *Run
+	for _, id := range ids {
+		owners := t.bindings[Key{kindOwn, id}]
+		if len(owners) == 0 {
+			continue
+		}
+		own := owners[0]
+		others := slices.ContainsFunc(t.bindings[Key{kindMentioned, id}], func(r *Run) bool { return r != own })
+		if len(owners) > 1 || others || found != nil && found != own {
+			return "", ReasonSharedEcho
+		}
+		found = own
+	}
+	switch {
+	case found == nil || t.unread > 0:
+		return "", ""
+	case blind:
+		return "", ReasonTableFull
 	}
 	return found.ID(), ""
 }

@@ -3,6 +3,7 @@ package attribution
 import (
 	"container/list"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ type Options struct {
 	MaxRuns     int           // runs kept at most; default 100 000
 	MaxBindings int           // conversation ids kept at most; default 100 000
 	NoSingle    bool          // never attribute by single-flight
+	Echoes      bool          // attribute by ids of runs in what they send
 }
 
 func (o Options) withDefaults() Options {
@@ -60,6 +62,7 @@ type entry struct {
 	ended    bool
 	visits   int  // exchanges that work for it without being its own
 	over     bool // it ends with the last of them
+	read     bool // all ids that its requests mention are known
 	bindings []Key
 	traces   []ancestry.TraceID // it was seen in, Trace first
 }
@@ -83,6 +86,8 @@ const (
 	KindA2ATask    = "a2a-task"
 	KindMCPSession = "mcp-session"
 	KindHeader     = "header" // of a vendor; the id begins with its name
+	kindMentioned  = "mentioned"
+	kindOwn        = "own"
 )
 
 // Table holds the runs that are live on this host, and those that ended within
@@ -97,6 +102,7 @@ type Table struct {
 	byTrace  map[ancestry.TraceID][]*Run
 	bindings map[Key][]*Run
 	bound    int                              // bindings in use
+	unread   int                              // runs whose requests mention nobody knows what
 	retired  retired                          // traces in which a run has ended
 	active   *list.List                       // of *Run, longest idle first
 	ended    *list.List                       // of *Run, first to end first
@@ -138,7 +144,8 @@ func (t *Table) startLocked(r *Run, now time.Time) bool {
 		t.blindUntil = now.Add(t.o.TTL)
 		return false
 	}
-	r.touched, r.ended = now, false
+	r.touched, r.ended, r.read = now, false, false
+	t.unread++
 	r.node = t.active.PushBack(r)
 	t.byID[r.First], t.byID[r.ID()] = r, r
 	t.joinLocked(r, r.Trace)
@@ -319,6 +326,34 @@ func (t *Table) Bind(r *Run, key Key) bool {
 	return true
 }
 
+// Mention notes the ids, as Mentions returns them, in a request that r was
+// given; all says that there are no more. Until the first such call, and after
+// one without all, r may know the ids of every other run, and none is evidence.
+// It reports false when there is no place.
+func (t *Table) Mention(r *Run, ids []string, all bool) bool {
+	fits := true
+	for _, id := range ids {
+		fits = t.Bind(r, Key{kindMentioned, id}) && fits
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.node == nil || r.read == all {
+		return fits
+	}
+	if r.read = all; all {
+		t.unread--
+	} else {
+		t.unread++
+	}
+	return fits
+}
+
+// Own notes that id is one of r's own, if it is one that nobody else uses by
+// chance. It reports false when there is no place.
+func (t *Table) Own(r *Run, id string) bool {
+	return !t.o.Echoes || !Opaque(id) || t.Bind(r, Key{kindOwn, strings.ToLower(id)})
+}
+
 // otherTrace is a trace in which something works that is no run.
 type otherTrace struct {
 	n     int       // exchanges in flight
@@ -458,6 +493,9 @@ func (t *Table) removeLocked(r *Run) {
 	}
 	r.node = nil
 	r.visits, r.over = 0, false
+	if !r.read {
+		t.unread--
+	}
 	for _, id := range []ancestry.RunID{r.First, r.ID()} {
 		if t.byID[id] == r {
 			delete(t.byID, id)
