@@ -31,7 +31,12 @@ const (
 func (x *exchange) read(r *http.Request) {
 	x.trusted = x.policy.trusts(r.RemoteAddr)
 	if x.post, _ = x.findPost(r, arriving(r.URL)); x.post != nil {
-		return // of a run that there is
+		x.owner = x.post.Run
+	} else {
+		x.owner = x.inputTo()
+	}
+	if x.owner != nil {
+		return // nothing begins
 	}
 	if x.starts = x.startsRun(r); x.starts {
 		x.chain, x.reason = x.callersAncestry(r)
@@ -48,7 +53,7 @@ func (x *exchange) arrive(r *http.Request) {
 	if !x.trusted {
 		delete(r.Header, x.policy.AncestryHeader)
 	}
-	if !x.starts && x.post == nil && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
+	if !x.starts && x.owner == nil && x.msg.Protocol == wire.None && x.head.openwop == openwop.None {
 		x.noteOther(r)
 		disown(r.Header)
 		return // else it carries what it carries
@@ -63,7 +68,7 @@ func (x *exchange) arrive(r *http.Request) {
 	x.linkTasks(r)
 	x.openSpan(trace.SpanKindServer, r)
 	switch {
-	case x.post != nil:
+	case x.owner != nil:
 		x.visit(r)
 	case x.run != nil:
 		x.rejoin()
@@ -172,7 +177,8 @@ func (x *exchange) prompts() bool {
 func (x *exchange) idle(r *http.Request) {
 	if x.working {
 		x.working = false
-		x.p.runs.OtherDone(x.trace, r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions)
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions || readsTasks[x.msg.Method]
+		x.p.runs.OtherDone(x.trace, !reads)
 	}
 }
 
@@ -398,7 +404,7 @@ func (x *exchange) sessions(r *http.Request) []attribution.Key {
 
 // bind ties a conversation to the run of the exchange.
 func (x *exchange) bind(k attribution.Key) {
-	if x.run != nil && !x.p.runs.Bind(x.run, k) {
+	if x.run != nil && k.ID != "" && !x.p.runs.Bind(x.run, k) {
 		x.p.metrics.limit(limitBindings)
 	}
 }

@@ -65,12 +65,14 @@ type exchange struct {
 	post     *attribution.Webhook // the one that the request is a post of
 	unshared bool                 // ingress: the request has a connection of its own
 	served   func()               // ingress: ends what is known of that connection; nil: nothing is
-	visits   bool                 // ingress: the post works on behalf of x.run
+	owner    *attribution.Run     // ingress: the run that the request works for, without being its own
+	visits   bool                 // ingress: it is live for that reason
 	commit   *ancestry.Commit     // of the newest link, while it may not be durable
 	wants    bool                 // the caller asked for the run's id by sending its ancestry
 	sent     ancestry.Chain       // egress: the ancestry that was sent
 	scope    string               // egress: whose the tasks are that the answer tells of
 	document *document            // ingress: what the answer may be
+	server   string               // egress: host:port that the call goes to
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
 
@@ -128,6 +130,7 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 		}
 	}
 	x.recognise()
+	x.guard(func() { x.recall(r) })
 	return x
 }
 

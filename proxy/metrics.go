@@ -21,21 +21,22 @@ const (
 
 // Limits that the data path can hit; the label of wopproxy_limit_hits_total.
 const (
-	limitBody     = "inspected-body"  // a body passed unread because of its size
-	limitSlowBody = "body-patience"   // a body passed unread because it came too slowly
-	limitEvent    = "inspected-event" // an SSE event passed unread
-	limitAnswer   = "inspected-answer"
-	limitRuns     = "live-runs"
-	limitBindings = "bindings"
-	limitWebhooks = "webhooks"
-	limitScan     = "process-scan" // the process table could not be read in time
-	limitEchoes   = "echoed-ids"   // a body had more ids than are looked at
-	limitTasks    = "tasks"        // one was forgotten for another
-	limitTunnels  = "tunnels"
-	limitDepth    = "max-depth"
-	limitWatched  = "watched-runs" // the longest quiet run is no longer checked
-	limitVisits   = "max-visits-per-host"
-	limitLine     = "stdio-line" // a line of a stdio server or its client passed unread
+	limitBody      = "inspected-body"  // a body passed unread because of its size
+	limitSlowBody  = "body-patience"   // a body passed unread because it came too slowly
+	limitEvent     = "inspected-event" // an SSE event passed unread
+	limitAnswer    = "inspected-answer"
+	limitRuns      = "live-runs"
+	limitBindings  = "bindings"
+	limitWebhooks  = "webhooks"
+	limitScan      = "process-scan" // the process table could not be read in time
+	limitEchoes    = "echoed-ids"   // a body had more ids than are looked at
+	limitEndpoints = "endpoints"    // what is spoken there is not remembered
+	limitTasks     = "tasks"        // one was forgotten for another
+	limitTunnels   = "tunnels"
+	limitDepth     = "max-depth"
+	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
+	limitVisits    = "max-visits-per-host"
+	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
 )
 
 // operationBuckets are those the OpenTelemetry conventions for MCP prescribe.
@@ -158,7 +159,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
+	for _, l := range []string{limitBody, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

@@ -23,7 +23,8 @@ func (x *exchange) observe(resp *http.Response) {
 	}
 	contentType := resp.Header.Get("Content-Type")
 	stream := strings.HasPrefix(contentType, "text/event-stream")
-	if stream && resp.Request.Method == http.MethodGet && (x.msg.Protocol != wire.None || x.head.openwop == openwop.Events) {
+	if stream && (x.msg.Method == "tasks/resubscribe" || x.msg.Method == "SubscribeToTask" ||
+		resp.Request.Method == http.MethodGet && (x.msg.Protocol != wire.None || x.head.openwop == openwop.Events)) {
 		x.idle(resp.Request) // it listens; work begins with other requests
 	}
 	if x.head.hints.GRPC != "" {
@@ -178,6 +179,7 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	}
 	x.learnTask(a)
 	x.errorCode = a.ErrorCode
+	x.endWithResult(a)
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
 		x.answered = true
 	}
@@ -227,6 +229,9 @@ func (x *exchange) learnTask(a wire.Answer) {
 	own := x.run != nil && x.run.ID() == id
 	if own && x.dir == ingress {
 		x.own(a.ContextID)
+	}
+	if x.msg.Protocol == wire.MCP && x.dir == egress && x.policy.SessionsPerRun {
+		x.bind(peerTask(x.server, a.TaskID))
 	}
 	if x.msg.Protocol == wire.A2A && (own || x.dir == egress && x.policy.SessionsPerRun) {
 		x.bindConversation(attribution.KindA2ATask, a.TaskID)
@@ -392,7 +397,7 @@ func (x *exchange) end(r *http.Request) {
 	}
 	switch {
 	case x.dir != ingress || x.run == nil:
-	case x.post != nil:
+	case x.owner != nil:
 		if x.visits {
 			x.p.runs.Leave(x.run)
 		}

@@ -83,6 +83,7 @@ type Proxy struct {
 	single    *http.Transport // to the host, on a connection for each request
 	outbound  *transports     // to the world
 	tylo      *wire.TyloTable
+	spoken    endpoints
 	processes *processes
 	tunnels   tunnels
 	watch     *watcher

@@ -26,7 +26,7 @@ func (x *exchange) openSpan(kind trace.SpanKind, r *http.Request) {
 	parent := x.received
 	if x.p.tracer == nil || parent.Valid() && parent.Flags&1 == 0 || !x.worthASpan() {
 		x.context = parent
-		if !parent.Valid() && (x.starts || x.claimed || x.post != nil) {
+		if !parent.Valid() && (x.starts || x.claimed || x.owner != nil) {
 			x.context = x.newContext()
 		}
 		return
@@ -50,7 +50,7 @@ func (x *exchange) openSpan(kind trace.SpanKind, r *http.Request) {
 // worthASpan keeps plain requests out of the trace unless a run begins or ends
 // with them: their own instrumentation knows more about them than we do.
 func (x *exchange) worthASpan() bool {
-	return x.starts || x.post != nil || x.head.task != "" || x.msg.Kind != wire.Response && (x.msg.Protocol != wire.None && x.body != nil)
+	return x.starts || x.owner != nil || x.head.task != "" || x.msg.Kind != wire.Response && (x.msg.Protocol != wire.None && x.body != nil)
 }
 
 // spanName follows the conventions for MCP: the method and, if it is short and

@@ -173,10 +173,10 @@ func (x *exchange) joinRequest() {
 	}
 }
 
-// visit hands a post to the host as work of the run that asked for it, which may
+// visit hands a request to the host as work of the run that it is for, which may
 // be over.
 func (x *exchange) visit(r *http.Request) {
-	x.run, x.visits = x.p.runs.Visit(x.post.Run, ancestry.TraceID(x.context.TraceID))
+	x.run, x.visits = x.p.runs.Visit(x.owner, ancestry.TraceID(x.context.TraceID))
 	if !x.visits {
 		x.p.metrics.limit(limitRuns)
 		x.noteOther(r)

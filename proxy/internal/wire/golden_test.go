@@ -142,6 +142,7 @@ func describe(m Message) string {
 			fmt.Fprintf(&b, "%s: %s\n", name, s)
 		}
 	}
+	line("shared", m.Shared)
 	line("method", m.Method)
 	line("id", m.ID)
 	line("target", m.Target)

@@ -62,6 +62,7 @@ type Hints struct {
 type Message struct {
 	Protocol Protocol
 	Kind     Kind
+	Shared   bool   // MCP and A2A both use the name of the method, and nothing else tells which it is
 	Method   string // empty for REST, where the path has it; for gRPC the name that it has in JSON-RPC 1.0
 	ID       string // of a request or response, see canonicalID
 	Target   string // MCP: name of the tool or prompt, or URI of the resource
@@ -163,6 +164,7 @@ func (m *Message) envelope(h Hints) method {
 		m.Protocol = d.detect(x, h)
 	}
 	if m.Protocol == None {
+		m.Shared = x.shared() && h.Protocol == None && m.Kind == Request
 		return method{}
 	}
 	if m.Method = x.name; m.Method == "" {
