@@ -167,6 +167,13 @@ func (j *callJudge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// counts returns what the calls so far have said.
+func (j *callJudge) counts() (right, wrong, abstained int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.right, j.wrong, j.abstained
+}
+
 func perProcess(o *Options, p *Policy) {
 	p.ProcessPerRun, p.ProcessScan = true, patience // a busy machine must not change what is found
 	o.SingleFlight = false
@@ -235,8 +242,8 @@ func TestProcessEnvironment(t *testing.T) {
 			if tt.found {
 				want = 2 * runs
 			}
-			if j.right != want || j.right+j.abstained != 2*runs {
-				t.Errorf("right %d, wrong %d, abstained %d, want %d right of %d", j.right, j.wrong, j.abstained, want, 2*runs)
+			if right, wrong, abstained := j.counts(); right != want || right+abstained != 2*runs {
+				t.Errorf("right %d, wrong %d, abstained %d, want %d right of %d", right, wrong, abstained, want, 2*runs)
 			}
 			s.wantSeries(t, `wopproxy_attributions_total{evidence="process"}`, float64(want))
 		})
@@ -248,31 +255,30 @@ func TestProcessEnvironment(t *testing.T) {
 // the run's process.
 func TestProcessOfConnection(t *testing.T) {
 	const runs = 6
-	j := &callJudge{t: t}
-	target := peer(t, j.ServeHTTP)
 	for _, tt := range []struct {
 		name  string
-		start func(t *testing.T, proxy string) *exec.Cmd
+		start func(t *testing.T, proxy, target string) *exec.Cmd
 	}{
-		{"Go", func(t *testing.T, proxy string) *exec.Cmd {
-			return helper(t.Context(), "listen", envProxy+"="+proxy, envTarget+"=http://"+target+"/mcp")
+		{"Go", func(t *testing.T, proxy, target string) *exec.Cmd {
+			return helper(t.Context(), "listen", envProxy+"="+proxy, envTarget+"="+target)
 		}},
-		{"Python", func(t *testing.T, proxy string) *exec.Cmd {
+		{"Python", func(t *testing.T, proxy, target string) *exec.Cmd {
 			python, err := exec.LookPath("python3")
 			if err != nil {
 				t.Skip("python3 is not installed")
 			}
-			return exec.CommandContext(t.Context(), python, filepath.Join("testdata", "forking_host.py"), proxy, "http://"+target+"/mcp")
+			return exec.CommandContext(t.Context(), python, filepath.Join("testdata", "forking_host.py"), proxy, target)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			j.right, j.abstained = 0, 0
+			j := &callJudge{t: t}
+			target := peer(t, j.ServeHTTP)
 			// The host needs the address of the egress, which needs that of the host.
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := tt.start(t, "http://"+l.Addr().String())
+			c := tt.start(t, "http://"+l.Addr().String(), "http://"+target+"/mcp")
 			out, err := c.StdoutPipe()
 			if err == nil {
 				c.Stderr = os.Stderr
@@ -291,9 +297,12 @@ func TestProcessOfConnection(t *testing.T) {
 			go func() { _ = front.Serve(l) }() // ends with Close
 			t.Cleanup(func() { _ = front.Close() })
 			chatAtOnce(t, s, runs)
-			if j.right != 2*runs || j.abstained != 0 {
-				t.Errorf("right %d, wrong %d, abstained %d, want all %d right", j.right, j.wrong, j.abstained, 2*runs)
+			if right, wrong, abstained := j.counts(); right != 2*runs || abstained != 0 {
+				t.Errorf("right %d, wrong %d, abstained %d, want all %d right", right, wrong, abstained, 2*runs)
 			}
+			s.handled.wait(t)
+			s.processes.mu.Lock()
+			defer s.processes.mu.Unlock()
 			if n := len(s.processes.serving); n != 0 {
 				t.Errorf("%d requests are in flight when all is over, want none", n)
 			}
@@ -314,8 +323,8 @@ func TestProcessOfMany(t *testing.T) {
 		h.start(t, newRequest(t, http.MethodPost, s.ingress.URL+"/chat", nil))
 	}
 	h.end()
-	if j.abstained != 2 {
-		t.Errorf("right %d, wrong %d, abstained %d, want none named", j.right, j.wrong, j.abstained)
+	if right, wrong, abstained := j.counts(); abstained != 2 {
+		t.Errorf("right %d, wrong %d, abstained %d, want none named", right, wrong, abstained)
 	}
 }
 

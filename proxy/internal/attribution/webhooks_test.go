@@ -29,6 +29,7 @@ func TestWebhooksFind(t *testing.T) {
 		{name: "unknown secret from anywhere, task of one", secret: "other", task: "task-b", strangers: true},
 		{name: "unknown secret and task", secret: "other", task: "new"},
 		{name: "unknown secret, task not readable", secret: "other"},
+		{name: "one secret, task of nobody, and two that have not told theirs", secret: "of-many", task: "new", why: ReasonSharedKey},
 		{name: "no secret, its task", task: "task-d", want: "d"},
 		{name: "no secret, its task, from anywhere", task: "task-d", strangers: true, want: "d"},
 		{name: "no secret, another task", task: "new", why: ReasonSharedKey},
@@ -56,6 +57,8 @@ func TestWebhooksFind(t *testing.T) {
 			add("c", "", "of-both")
 			add("d", "task-d")
 			add("", "", "of-nobody")
+			add("e", "", "of-many")
+			add("f", "", "of-many")
 			got, why := h.Find("here", tt.secret, tt.task, tt.strangers)
 			name := ""
 			if got != nil {
@@ -99,11 +102,27 @@ func TestWebhookEarlyPost(t *testing.T) {
 	}
 }
 
+// TestFullWebhooksAreNotTrusted: a post may be of the request that found no
+// place, unless its task is another's.
+func TestFullWebhooksAreNotTrusted(t *testing.T) {
+	h := NewWebhooks(1, time.Hour)
+	w := &Webhook{Place: "p", Secrets: []string{"s"}, Run: &Run{First: "a"}}
+	h.Add(w, "")
+	h.Add(&Webhook{Place: "p", Secrets: []string{"s"}, Run: &Run{First: "b"}}, "")
+	if got, why := h.Find("p", "s", "task", true); got != nil || why != ReasonSharedKey {
+		t.Errorf("before the task is known: %v, %q, want %s", got, why, ReasonSharedKey)
+	}
+	h.Name(w, "task")
+	if got, _ := h.Find("p", "s", "task", true); got != w {
+		t.Error("when the task is known: not found")
+	}
+}
+
 func TestWebhooksForget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewWebhooks(1, time.Hour)
 		w := &Webhook{Place: "p", Secrets: []string{"s"}, Run: &Run{First: "a"}}
-		h.Add(w, "")
+		h.Add(w, "task")
 		time.Sleep(time.Hour - time.Nanosecond)
 		if got, _ := h.Find("p", "s", "task", true); got != w {
 			t.Fatal("just before the ttl: not found")
@@ -152,6 +171,7 @@ func TestVisit(t *testing.T) {
 			t.Error("a is not known in the trace of its visit")
 		}
 		tab.End(a) // as a terminal state does
+		time.Sleep(time.Minute)
 		expect("ended while visited", "", ReasonManyLiveRuns)
 		tab.Leave(a)
 		expect("quarantine", "", ReasonManyLiveRuns)
