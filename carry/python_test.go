@@ -566,7 +566,8 @@ for fail in lambda: f.ThreadPoolExecutor(1).submit(lambda: 1 / 0).result(), \
 t = threading.Thread(); t.start(); t.join()
 try: t.start()
 except RuntimeError as e: print(e)
-print(carry._off)`, "ZeroDivisionError\nCannotSendHeader\nTypeError\nthreads can only be started once\nset()"},
+print(f.ThreadPoolExecutor(1).submit(lambda a, **k: (a, k), 1, self=2, fn=3).result())
+print(carry._off)`, "ZeroDivisionError\nCannotSendHeader\nTypeError\nthreads can only be started once\n(1, {'self': 2, 'fn': 3})\nset()"},
 	} {
 		if got := runPython(t, p, shim, nil, tt.program); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)

@@ -422,27 +422,24 @@ def _executor(module):
     """Work for a pool runs in the context in which it was submitted. The pool's
     threads are started outside of any."""
 
-    class Work:
-        __slots__ = ("carried", "fn")
-
-        def __init__(self, carried, fn):
-            self.carried, self.fn = carried, fn
-
-        def __call__(self, *args, **kwargs):
-            token = _current.set(_Carried(self.carried.headers))
+    def carrying(carried, fn):
+        def work(*args, **kwargs):
+            token = _current.set(_Carried(carried.headers))
             try:
-                return self.fn(*args, **kwargs)
+                return fn(*args, **kwargs)
             finally:
                 _leave(token)
 
+        return work
+
     def make(original):
-        def submit(self, *args, **kwargs):
+        def submit(*args, **kwargs):  # any keyword may be the work's own
             carried = _current.get()
-            if carried is None or not args or not callable(args[0]):
-                return original(self, *args, **kwargs)
+            if carried is None or len(args) < 2 or not callable(args[1]):
+                return original(*args, **kwargs)
             token = _current.set(None)
             try:
-                return original(self, Work(carried, args[0]), *args[1:], **kwargs)
+                return original(args[0], carrying(carried, args[1]), *args[2:], **kwargs)
             finally:
                 _leave(token)
 
