@@ -200,6 +200,10 @@ type Egress struct {
 	// DenyLinkLocal refuses calls to link-local addresses, where clouds serve
 	// credentials to whoever asks. Default true.
 	DenyLinkLocal bool `yaml:"denyLinkLocal"`
+	// DialTimeout is how long the proxy tries to connect to a destination. Default
+	// 10s; 100ms to 2m. Past it the host is answered 504 and it is counted: longer
+	// waits reach destinations that are slow to take connections.
+	DialTimeout Duration `yaml:"dialTimeout" min:"100ms" max:"2m"`
 	// Intercept names the destinations whose TLS the proxy opens, so that calls
 	// to them can be attributed and stamped. Default []: all TLS passes blind. The
 	// host must trust ca; a client that refuses it passes blind for a day.

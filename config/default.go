@@ -14,7 +14,7 @@ func Default() *Config {
 			AgentCards: AgentCards{Rewrite: true, Signed: SignedPass},
 			Discovery:  Discovery{Causation: CausationExtension},
 		},
-		Egress: Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true},
+		Egress: Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true, DialTimeout: Duration{10 * time.Second}},
 		Admin:  Admin{Listen: "127.0.0.1:9090"},
 		Ancestry: Ancestry{
 			Store:         Store{Bolt: Bolt{Dir: "/var/lib/wopproxy"}},

@@ -156,6 +156,7 @@ func TestEveryKey(t *testing.T) {
 		Egress: config.Egress{
 			Listen:       "localhost:18089",
 			ConnectPorts: []int{443, 8443},
+			DialTimeout:  config.Duration{Duration: 3 * time.Second},
 			Intercept:    hosts(t, "*.example.com:443"),
 			OriginateTLS: hosts(t, "tools.example.com"),
 			CA:           config.CA{Cert: "/etc/wopproxy/ca.pem", Key: "/etc/wopproxy/ca-key.pem", Bundle: "/run/wopproxy/bundle.pem"},

@@ -51,7 +51,10 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	base, target, err := basePath(r)
 	if err != nil || target == nil && !r.URL.IsAbs() {
-		http.Error(w, "wopproxy: this is a forward proxy: use it as HTTP_PROXY, or put /_run/<runId>/ in front of an absolute URL", http.StatusBadRequest)
+		x := e.p.begin(egress, r)
+		defer x.end(r)
+		x.outcome = outcomeRefused
+		x.fail(http.StatusBadGateway, "this is a forward proxy: use it as HTTP_PROXY, or put /_run/<runId>/ in front of an absolute URL").write(w)
 		return
 	}
 	if target != nil {
@@ -207,6 +210,7 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		e.p.tunnels.remove(t)
 		x := &exchange{p: e.p, policy: pol, dir: egress}
+		defer x.end(r)
 		x.failure(r, err).write(w)
 		return
 	}

@@ -38,6 +38,8 @@ type Policy struct {
 	ConnectPorts  []int  // ports that CONNECT may reach; empty: any
 	DenyLinkLocal bool   // refuse to dial link-local and metadata addresses
 
+	DialTimeout time.Duration // how long egress tries to connect; default 10 s
+
 	Intercept    func(hostport string) bool // destinations of CONNECT whose TLS is opened; nil: none
 	OriginateTLS func(hostport string) bool // destinations whose http:// goes out as https://; nil: none
 
@@ -112,6 +114,9 @@ func (p Policy) compile() (*policy, error) {
 	}
 	if p.StdioLine == 0 {
 		p.StdioLine = 16 << 20
+	}
+	if p.DialTimeout == 0 {
+		p.DialTimeout = dialTimeout
 	}
 	if p.MCPMethods == nil {
 		p.MCPMethods = []string{"tools/call", "resources/read", "prompts/get"}

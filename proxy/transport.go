@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,8 +16,9 @@ import (
 // dialFunc opens a connection.
 type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// dialTimeout bounds the opening of a connection. There is no bound on the wait
-// for an answer: an agent may think for minutes.
+// dialTimeout bounds the opening of a connection, on egress unless the policy
+// says otherwise. There is no bound on the wait for an answer: an agent may think
+// for minutes.
 const dialTimeout = 10 * time.Second
 
 // newTransport returns a Transport that changes nothing on its way: it takes no
@@ -74,12 +76,16 @@ func (t *transports) closeIdle() {
 // so that a name can't be resolved twice with two results.
 func (p *Proxy) dialOut(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{
-		Timeout: dialTimeout, KeepAlive: 30 * time.Second,
+		Timeout: p.policy.Load().DialTimeout, KeepAlive: 30 * time.Second,
 		ControlContext: func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
 			return p.policy.Load().mayDial(resolved)
 		},
 	}
-	return d.DialContext(ctx, network, addr)
+	conn, err := d.DialContext(ctx, network, addr)
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() && ctx.Err() == nil {
+		p.metrics.limit(limitDial)
+	}
+	return conn, err
 }
 
 // forbiddenAddress is an address that the policy keeps the host from reaching
