@@ -393,7 +393,7 @@ func TestPythonStandardLibrary(t *testing.T) {
 		// With one request at a time: a process that runs threads should not fork.
 		t.Run(p.version+"/single", func(t *testing.T) {
 			o := newOutside(t)
-			play(t, o, startHost(t, p, o, "single"), 40, []work{{"/urllib/inline", 1, false}, {"/urllib/forked", 1, false}}, 0)
+			play(t, o, startHost(t, p, o, "single"), 40, []work{{"/urllib/inline", 1, false}, {"/urllib/small_pool", 1, false}, {"/urllib/forked", 1, false}}, 0)
 			if len(o.seen["none"]) == 0 {
 				t.Error("the host has made no call between requests")
 			}

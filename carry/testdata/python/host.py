@@ -385,6 +385,7 @@ def http_server(threaded):
             """Between two requests there is none to carry."""
             if self.between:
                 with_urllib("none")
+                SMALL_POOL.submit(with_urllib, "none").result()
                 self.between = False
 
         between = False
