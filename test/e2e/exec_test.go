@@ -235,7 +235,7 @@ func TestExecStores(t *testing.T) {
 // gone.
 func TestExecDies(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "pid")
-	p := run(t, nil, "exec", "-store", filepath.Join(t.TempDir(), "s"), "--", "sh", "-c", "echo $$ >"+out+"; exec sleep 60")
+	p := run(t, []string{"TMPDIR=" + t.TempDir()}, "exec", "-store", filepath.Join(t.TempDir(), "s"), "--", "sh", "-c", "echo $$ >"+out+"; exec sleep 60")
 	var pid int
 	eventually(t, "the host has started", func() bool {
 		text, _ := os.ReadFile(out)
