@@ -324,6 +324,9 @@ func (x *exchange) startRun(r *http.Request) {
 		State: string(c.State.Without(stateKey)), Baggage: c.Baggage,
 		Operation: x.operation(r), Started: x.began,
 	}
+	if x.p.o.EchoedIDs {
+		x.run.Mentions, x.run.Read = x.mentions(r)
+	}
 	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
 	}
@@ -362,17 +365,27 @@ func (x *exchange) noteIDs(r *http.Request) {
 	if !x.p.o.EchoedIDs {
 		return
 	}
-	ids, all := attribution.Mentions(x.body)
-	for _, a := range x.chain.Ancestors {
-		ids = append(ids, strings.ToLower(string(a.Run)))
+	fits := true
+	if x.goesOn {
+		ids, all := x.mentions(r)
+		fits = x.p.runs.Mention(x.run, ids, all)
 	}
-	fits := x.p.runs.Mention(x.run, ids, all && (x.body != nil || r.ContentLength == 0))
 	for _, id := range []string{string(x.run.First), string(x.run.ID()), x.msg.MessageID, x.msg.ContextID} {
 		fits = x.p.runs.Own(x.run, id) && fits
 	}
 	if !fits {
 		x.p.metrics.limit(limitBindings)
 	}
+}
+
+// mentions returns the ids that the host is given with a request, and whether
+// there are no more.
+func (x *exchange) mentions(r *http.Request) (ids []string, all bool) {
+	ids, all = attribution.Mentions(x.body)
+	for _, a := range x.chain.Ancestors {
+		ids = append(ids, strings.ToLower(string(a.Run)))
+	}
+	return ids, all && (x.body != nil || r.ContentLength == 0)
 }
 
 // own notes an id that the host has given to the run.

@@ -9,29 +9,22 @@ type mode struct {
 	without     []string // hosts that there is no such thing for
 	carry       bool     // the host is started with the shims
 	dear        bool     // a run takes long to start: there are fewer
-	spaced      bool     // where one run is at work at a time, wait until the one before is forgotten
-	least       float64  // the share of calls that has to be linked where several are; of one, all
-}
-
-// allowance is how many of the calls may be left alone with so many runs at work.
-func (m mode) allowance(at, calls int) int {
-	if at == 1 {
-		return 0
-	}
-	return int((1 - m.least) * float64(calls))
+	alone       bool     // only the calls of a run that is alone are linked; else all have to be
 }
 
 // modes are the rows of the table, from those that ask nothing of the host to
 // those that ask more.
 var modes = []mode{
-	{name: "none", cooperation: "none", by: []string{"single-flight"}, spaced: true},
-	{name: "carry shim", cooperation: "none", least: 1, by: []string{"run-id"}, without: []string{"Go"}, carry: true},
-	{name: "OpenTelemetry", cooperation: "opentelemetry", least: 1, by: []string{"trace-state"}},
-	{name: "`traceparent` handed on", cooperation: "traceparent", least: 1, by: []string{"trace-id"}},
-	{name: "`Run-Id`", cooperation: "run-id", least: 1, by: []string{"run-id"}},
-	{name: "proxy credential", cooperation: "credential", least: 1, by: []string{"proxy-credential"}},
-	{name: "base path", cooperation: "base-path", least: 1, by: []string{"base-path"}},
-	{name: "a process for each run", cooperation: "process", least: 1, by: []string{"process"}, dear: true, settings: `
+	{name: "none", cooperation: "none", by: []string{"single-flight"}, alone: true},
+	{name: "ids of the message", cooperation: "ids", by: []string{"echoed-id"}, settings: `
+attribution: { echoedIds: true }`},
+	{name: "carry shim", cooperation: "none", by: []string{"run-id"}, without: []string{"Go"}, carry: true},
+	{name: "OpenTelemetry", cooperation: "opentelemetry", by: []string{"trace-state"}},
+	{name: "`traceparent` handed on", cooperation: "traceparent", by: []string{"trace-id"}},
+	{name: "`Run-Id`", cooperation: "run-id", by: []string{"run-id"}},
+	{name: "proxy credential", cooperation: "credential", by: []string{"proxy-credential"}},
+	{name: "base path", cooperation: "base-path", by: []string{"base-path"}},
+	{name: "a process for each run", cooperation: "process", by: []string{"process"}, dear: true, settings: `
 attribution: { processPerRun: true }
 limits: { processScan: 10s }`},
 }

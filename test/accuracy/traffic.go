@@ -84,7 +84,7 @@ func (s *stage) column(ctx context.Context, at int) (tally, error) {
 	for i := range at {
 		workers.Go(func() {
 			for m := range next {
-				if at == 1 && s.mode.spaced {
+				if at == 1 && s.mode.alone {
 					<-time.After(settle) // or the run before would count as if it were at work
 				}
 				errs[i] = cmp.Or(errs[i], s.send(ctx, m))

@@ -75,6 +75,8 @@ func TestEchoedIDs(t *testing.T) {
 		{"id of both", func(tab *Table, _, b *Run) { tab.Own(b, strings.ToUpper(idA)) }, []string{idA}, "", ReasonSharedEcho},
 		{"the other's request is not known", func(tab *Table, _, b *Run) { tab.Mention(b, nil, false) }, []string{idA}, "", ReasonManyLiveRuns},
 		{"a request that was not known is over", func(tab *Table, _, b *Run) { tab.Mention(b, nil, false); tab.End(b) }, []string{idA}, "a", ""},
+		{"another that begins mentions none", func(tab *Table, _, _ *Run) { tab.Start(&Run{First: "c", Read: true}) }, []string{idA}, "a", ""},
+		{"another that begins mentions it", func(tab *Table, _, _ *Run) { tab.Start(&Run{First: "c", Read: true, Mentions: []string{idA}}) }, []string{idA}, "", ReasonSharedEcho},
 		{"the other's request was never read", func(tab *Table, _, _ *Run) { tab.Start(&Run{First: "c"}) }, []string{idA}, "", ReasonManyLiveRuns},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

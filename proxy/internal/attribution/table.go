@@ -50,6 +50,8 @@ type Run struct {
 	Baggage   string
 	Operation string // what started it: "tools/call", "POST /chat"
 	Started   time.Time
+	Mentions  []string // the ids in the request that started it, as Mentions returns them
+	Read      bool     // it mentions no others
 
 	alias atomic.Pointer[ancestry.RunID]
 	entry // where it stands in the table that holds it
@@ -144,11 +146,16 @@ func (t *Table) startLocked(r *Run, now time.Time) bool {
 		t.blindUntil = now.Add(t.o.TTL)
 		return false
 	}
-	r.touched, r.ended, r.read = now, false, false
-	t.unread++
+	r.touched, r.ended, r.read = now, false, r.Read
+	if !r.read {
+		t.unread++
+	}
 	r.node = t.active.PushBack(r)
 	t.byID[r.First], t.byID[r.ID()] = r, r
 	t.joinLocked(r, r.Trace)
+	for _, id := range r.Mentions {
+		t.bindLocked(r, Key{kindMentioned, id})
+	}
 	return true
 }
 
@@ -311,6 +318,10 @@ func (t *Table) Leave(r *Run) {
 func (t *Table) Bind(r *Run, key Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.bindLocked(r, key)
+}
+
+func (t *Table) bindLocked(r *Run, key Key) bool {
 	if r.node == nil || slices.Contains(t.bindings[key], r) {
 		return true
 	}
@@ -327,8 +338,9 @@ func (t *Table) Bind(r *Run, key Key) bool {
 }
 
 // Mention notes the ids, as Mentions returns them, in a request that r was
-// given; all says that there are no more. Until the first such call, and after
-// one without all, r may know the ids of every other run, and none is evidence.
+// given later than the one that started it; all says that there are no more.
+// After one without all, r may know the ids of every other run, and none is
+// evidence, as if r had been started without Read.
 // It reports false when there is no place.
 func (t *Table) Mention(r *Run, ids []string, all bool) bool {
 	fits := true
