@@ -199,9 +199,6 @@ func (h *execHost) run(ctx context.Context, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if h.config.Host.WellKnownURL.Hostname() == "127.0.0.1" && h.quiet {
-		h.config.Host.WellKnownURL.Host = reachable(s.ingress.Addr())
-	}
 	if names := carry.ForeignProxies(h.cmd.Env); len(names) > 0 {
 		s.log.WarnContext(ctx, "the environment names another proxy, which stays: calls through it are not seen; set the variable to nothing to have wopproxy instead",
 			"variables", strings.Join(names, " "))
@@ -227,6 +224,9 @@ func (h *execHost) open(ctx context.Context, stderr io.Writer) (*sidecar, error)
 	l, err := listen(h.config)
 	if err != nil {
 		return nil, err
+	}
+	if h.quiet { // without a file; whoever walks the ancestry comes to ingress
+		h.config.Host.WellKnownURL.Host = reachable(l.ingress.Addr())
 	}
 	return newSidecarOn(ctx, h.config, l, store, os.LookupEnv, stderr)
 }

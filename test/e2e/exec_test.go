@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // startExec runs "wopproxy exec" and returns when the host can be called. What
@@ -114,6 +116,13 @@ func TestExec(t *testing.T) {
 			t.Logf("%d calls: %+v", len(truth), got)
 			if got.wrong > 0 || got.missed > 0 {
 				t.Errorf("%d links are wrong and %d are missing, want none", got.wrong, got.missed)
+			}
+			for _, f := range truth { // any one: whoever walks finds the host where exec listens
+				child := s.children(t, f.caller)[0].RunID
+				if diff := cmp.Diff([]hop{{child, tools.hostID}, {f.caller, s.hostID}}, tools.walk(t, child)); diff != "" {
+					t.Errorf("walk from %s (-want +got):\n%s", child, diff)
+				}
+				break
 			}
 			if by := s.metric(t, "wopproxy_attributions_total", `evidence="trace-state"`); by+s.metric(t, "wopproxy_attributions_total", `evidence="run-id"`) != 64 {
 				t.Errorf("calls attributed by what was handed on = %v, want 64", by)
