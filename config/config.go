@@ -206,7 +206,8 @@ type Egress struct {
 	DialTimeout Duration `yaml:"dialTimeout" min:"100ms" max:"2m"`
 	// Intercept names the destinations whose TLS the proxy opens, so that calls
 	// to them can be attributed and stamped. Default []: all TLS passes blind. The
-	// host must trust ca; a client that refuses it passes blind for a day.
+	// host must trust ca; where a client refuses it, or speaks TLS that the proxy
+	// does not, the destination passes blind for a day.
 	Intercept Hosts `yaml:"intercept"`
 	// OriginateTLS names the destinations for which http:// from the host becomes
 	// https:// outside, for hosts that can't call https. Default [].

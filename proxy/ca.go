@@ -71,7 +71,8 @@ func NewCA(hostID string) (*CA, error) {
 	return newCA(der, key)
 }
 
-// ParseCA takes an authority from a certificate and its key, both PEM.
+// ParseCA takes an authority from a certificate and its key, both PEM. The
+// certificate must be valid now: hosts would refuse all that it signs.
 func ParseCA(certPEM, keyPEM []byte) (*CA, error) {
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
@@ -91,6 +92,12 @@ func newCA(der []byte, key crypto.Signer) (*CA, error) {
 	}
 	if !cert.IsCA || cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {
 		return nil, errors.New("read CA: the certificate is not one of an authority")
+	}
+	switch now := time.Now(); {
+	case now.After(cert.NotAfter):
+		return nil, fmt.Errorf("read CA: the certificate has expired, on %s", cert.NotAfter.Format(time.RFC3339))
+	case now.Before(cert.NotBefore):
+		return nil, fmt.Errorf("read CA: the certificate is not valid yet, but from %s", cert.NotBefore.Format(time.RFC3339))
 	}
 	leaf, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

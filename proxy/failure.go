@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -50,11 +51,14 @@ func (x *exchange) failure(r *http.Request, err error) *failure {
 	}
 	var forbidden forbiddenAddress
 	var timeout net.Error
+	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &forbidden):
 		return x.fail(http.StatusBadGateway, forbidden.Error())
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return x.fail(http.StatusGatewayTimeout, "upstream did not answer in time")
+	case errors.As(err, &certificate): // the host can't see it for itself
+		return x.fail(http.StatusBadGateway, "upstream's certificate could not be verified")
 	}
 	return x.fail(http.StatusBadGateway, "upstream could not be reached")
 }

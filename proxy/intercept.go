@@ -20,9 +20,10 @@ type interceptor struct {
 	config *tls.Config // shared by all connections, so that sessions resume
 
 	mu sync.Mutex
-	// pinned are the destinations whose certificate a client has refused, with
-	// the time of the last refusal. They pass blind from then on: a client that
-	// accepts one certificate alone must not be cut off.
+	// pinned are the destinations whose certificate a client has refused, or to
+	// which one speaks TLS that we do not, with the last time of it. They pass
+	// blind from then on: a client that accepts one certificate alone must not be
+	// cut off.
 	pinned map[string]time.Time
 }
 
@@ -52,6 +53,10 @@ func newInterceptor(p *Proxy) *interceptor {
 	i.config = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2", "http/1.1"},
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			hello.Conn.(*onceConn).hello = true
+			return nil, nil // the same for all
+		},
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return p.o.CA.certificate(serverName(hello))
 		},
@@ -84,10 +89,8 @@ func (i *interceptor) wants(target string) bool {
 	return !ok
 }
 
-// refused notes that a client did not take our certificate for target.
-func (i *interceptor) refused(target string, err error) {
-	i.count(handshakeRefused)
-	i.p.o.Logger.Warn("a client refuses our certificate; its TLS passes blind from now on", "peer", target, "err", err)
+// leave lets the TLS to target pass blind from now on.
+func (i *interceptor) leave(target string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if len(i.pinned) >= maxPinned {
@@ -108,12 +111,7 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeFor)
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {
-		// Half a hello, or a client that has gone, says nothing about our certificate.
-		if isRemoteAlert(err) {
-			i.refused(t.target, err)
-		} else {
-			i.count(handshakeFailed)
-		}
+		i.failed(once.Conn.(*onceConn), err)
 		return
 	}
 	i.count(handshakeIntercepted)
@@ -127,8 +125,29 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 	t.serveHTTP(closingConn{conn, once.closed}, "https", host, tr, exchange)
 }
 
+// failed judges a handshake that came to nothing. Half a hello, or a client that
+// has gone, says nothing about our certificate; a client that hangs up with an
+// alert does not want it, and one whose whole hello we have nothing to answer to
+// may well be understood by its destination.
+func (i *interceptor) failed(c *onceConn, err error) {
+	_, network := errors.AsType[net.Error](err)
+	gone := network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	switch {
+	case isRemoteAlert(err):
+		i.count(handshakeRefused)
+		i.p.o.Logger.Warn("a client refuses our certificate; its TLS passes blind from now on", "peer", c.target, "err", err)
+		i.leave(c.target)
+	case c.hello && !gone:
+		i.count(handshakeFailed)
+		i.p.o.Logger.Warn("a client speaks TLS that we do not; it passes blind from now on", "peer", c.target, "err", err)
+		i.leave(c.target)
+	default:
+		i.count(handshakeFailed)
+	}
+}
+
 // isRemoteAlert reports whether the client has said why it hangs up.
 func isRemoteAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "remote error" && !errors.Is(err, io.EOF)
+	return ok && op.Op == "remote error"
 }

@@ -316,6 +316,7 @@ type onceConn struct {
 	net.Conn
 	r      *bufio.Reader
 	target string // host:port that the client asked for
+	hello  bool   // a whole hello of TLS has come
 	once   sync.Once
 	closed chan struct{}
 }

@@ -42,7 +42,7 @@ func newTrust(c *config.Config, env lookupEnv) (t trust, err error) {
 			return t, fmt.Errorf("egress.ca: %w", err)
 		}
 		if t.ca, err = proxy.ParseCA(cert, key); err != nil {
-			return t, fmt.Errorf("egress.ca: %w", err)
+			return t, fmt.Errorf("egress.ca: %s with %s: %w", e.CA.Cert, e.CA.Key, err)
 		}
 	case e.CA.Bundle != "":
 		if t.ca, err = proxy.NewCA(c.Host.ID); err != nil {

@@ -262,7 +262,7 @@ func TestExpiredUpstream(t *testing.T) {
 	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool(t, bundle, root)}
 	for _, scheme := range []string{"https://", "http://"} { // intercepted, originated
 		status, typ, body := postTool(t, c, scheme+target+"/mcp")
-		if want := rpcError(502, "upstream could not be reached"); status != 502 || typ != "application/json" || body != want {
+		if want := rpcError(502, "upstream's certificate could not be verified"); status != 502 || typ != "application/json" || body != want {
 			t.Errorf("%s: %d %s %s, want 502 %s", scheme, status, typ, body, want)
 		}
 	}
