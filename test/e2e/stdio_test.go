@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -260,17 +261,21 @@ func TestStdioMany(t *testing.T) {
 	type server struct {
 		cmd *exec.Cmd
 		in  io.WriteCloser
-		out *bytes.Buffer
+		out *bufio.Reader
 	}
 	var servers []server
 	for range 5 {
 		cmd := wrapped([]string{"-store", store}, "sed", "-u", "p") // says each line twice: once is our call, as it came
-		s := server{cmd: cmd, out: new(bytes.Buffer)}
-		cmd.Stdout, cmd.Stderr = s.out, os.Stderr
-		var err error
+		s := server{cmd: cmd}
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if s.in, err = cmd.StdinPipe(); err != nil {
 			t.Fatal(err)
 		}
+		s.out = bufio.NewReader(out)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -282,8 +287,21 @@ func TestStdioMany(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, s := range servers {
+	said := make([]string, len(servers))
+	for i, s := range servers { // all are up before one goes, and leaves its store to another
+		line, err := s.out.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		said[i] = line
+	}
+	for i, s := range servers {
 		s.in.Close()
+		rest, err := io.ReadAll(s.out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said[i] += string(rest)
 		if code := waitFor(t, s.cmd); code != 0 {
 			t.Errorf("exit status %d", code)
 		}
@@ -292,12 +310,12 @@ func TestStdioMany(t *testing.T) {
 	if len(dirs) != len(servers) {
 		t.Errorf("stores %q, want one each", dirs)
 	}
-	for _, s := range servers {
+	for _, out := range said {
 		// The echo of the call is a call of the client, and names the run that it is in.
-		_, rest, ok := strings.Cut(s.out.String(), `"dev.wopproxy/run-ancestry":"\"`)
+		_, rest, ok := strings.Cut(out, `"dev.wopproxy/run-ancestry":"\"`)
 		run, _, _ := strings.Cut(rest, `\"`)
 		if !ok {
-			t.Fatalf("output %s", s.out)
+			t.Fatalf("output %s", out)
 		}
 		p := execute(t, "ancestry", run, "-store", store)
 		if code := p.wait(t); code != 0 || !strings.HasPrefix(p.stdout.String(), run) {
