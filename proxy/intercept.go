@@ -19,12 +19,18 @@ type interceptor struct {
 	p      *Proxy
 	config *tls.Config // shared by all connections, so that sessions resume
 
-	mu sync.Mutex
-	// pinned are the destinations whose certificate a client has refused, or to
-	// which one speaks TLS that we do not, with the last time of it. They pass
-	// blind from then on: a client that accepts one certificate alone must not be
-	// cut off.
-	pinned map[string]time.Time
+	mu    sync.Mutex
+	known map[string]*destination
+}
+
+// destination is what is known of one whose TLS is to be opened.
+type destination struct {
+	// blind is when a client has last refused our certificate there, or spoken
+	// TLS that we do not: it passes blind from then on, because a client that
+	// accepts one certificate alone must not be cut off. Zero: it does not.
+	blind  time.Time
+	served bool // a request has come inside
+	unused int  // connections that ended without one, before any had come
 }
 
 // handshakeOutcome says how a handshake with a client went.
@@ -41,15 +47,18 @@ func (i *interceptor) count(o handshakeOutcome) {
 	i.p.metrics.handshakes.WithLabelValues(string(o)).Inc()
 }
 
-// Bounds on pinned: a destination is tried again after a day.
+// Bounds on what is known. A destination that passes blind is tried again after
+// a day. Some clients look at a certificate only when the handshake is over, and
+// then hang up: so many, before any has sent a request, are taken for a refusal.
 const (
-	maxPinned    = 10_000
-	pinnedFor    = 24 * time.Hour
+	maxKnown     = 10_000
+	blindFor     = 24 * time.Hour
+	maxUnused    = 3
 	handshakeFor = 10 * time.Second
 )
 
 func newInterceptor(p *Proxy) *interceptor {
-	i := &interceptor{p: p, pinned: map[string]time.Time{}}
+	i := &interceptor{p: p, known: map[string]*destination{}}
 	i.config = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2", "http/1.1"},
@@ -81,25 +90,61 @@ func (i *interceptor) wants(target string) bool {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	at, ok := i.pinned[target]
-	if ok && time.Since(at) > pinnedFor {
-		delete(i.pinned, target)
+	d := i.known[target]
+	if d == nil || d.blind.IsZero() {
 		return true
 	}
-	return !ok
+	if time.Since(d.blind) > blindFor {
+		delete(i.known, target)
+		return true
+	}
+	return false
 }
 
-// leave lets the TLS to target pass blind from now on.
-func (i *interceptor) leave(target string) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if len(i.pinned) >= maxPinned {
-		for target := range i.pinned { // any one
-			delete(i.pinned, target)
+// noteLocked returns what is known of target, to add to it.
+func (i *interceptor) noteLocked(target string) *destination {
+	d := i.known[target]
+	if d != nil {
+		return d
+	}
+	if len(i.known) >= maxKnown {
+		for target := range i.known { // any one
+			delete(i.known, target)
 			break
 		}
 	}
-	i.pinned[target] = time.Now()
+	d = &destination{}
+	i.known[target] = d
+	return d
+}
+
+// leave lets the TLS to target pass blind from now on.
+func (i *interceptor) leave(target, why string, err error) {
+	i.p.o.Logger.Warn("TLS to a destination passes blind from now on", "peer", target, "why", why, "err", err)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.noteLocked(target).blind = time.Now()
+}
+
+// served notes that a client has sent a request, so that it has come to terms
+// with our certificate.
+func (i *interceptor) served(target string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.noteLocked(target).served = true
+}
+
+// unused notes that a client has ended its connection without a request.
+func (i *interceptor) unused(target string) {
+	i.mu.Lock()
+	d := i.noteLocked(target)
+	d.unused++
+	refused := !d.served && d.unused == maxUnused
+	i.mu.Unlock()
+	if refused {
+		i.count(handshakeRefused)
+		i.leave(target, "clients hang up when they have seen our certificate", nil)
+	}
 }
 
 // serveTLS speaks TLS with the client in the destination's name, and serves
@@ -122,7 +167,12 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 	}
 	tr := newTransport(t.reuse())
 	tr.TLSClientConfig = t.tls()
-	t.serveHTTP(closingConn{conn, once.closed}, "https", host, tr, exchange)
+	var used sync.Once
+	t.serveHTTP(closingConn{conn, once.closed}, "https", host, tr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		used.Do(func() { i.served(t.target) })
+		exchange.ServeHTTP(w, r)
+	}))
+	used.Do(func() { i.unused(t.target) })
 }
 
 // failed judges a handshake that came to nothing. Half a hello, or a client that
@@ -135,12 +185,10 @@ func (i *interceptor) failed(c *onceConn, err error) {
 	switch {
 	case isRemoteAlert(err):
 		i.count(handshakeRefused)
-		i.p.o.Logger.Warn("a client refuses our certificate; its TLS passes blind from now on", "peer", c.target, "err", err)
-		i.leave(c.target)
+		i.leave(c.target, "a client refuses our certificate", err)
 	case c.hello && !gone:
 		i.count(handshakeFailed)
-		i.p.o.Logger.Warn("a client speaks TLS that we do not; it passes blind from now on", "peer", c.target, "err", err)
-		i.leave(c.target)
+		i.leave(c.target, "a client speaks TLS that we do not", err)
 	default:
 		i.count(handshakeFailed)
 	}

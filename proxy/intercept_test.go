@@ -173,6 +173,79 @@ func TestPinnedClient(t *testing.T) {
 	s.awaitSeries(t, `wopproxy_interceptions_total{outcome="refused"}`, 1)
 }
 
+// TestClientLooksLater: some clients that pin a certificate look at it when the
+// handshake is over, and hang up. Several in a row are taken for what they are,
+// unless a request has shown that clients do get on with us.
+func TestClientLooksLater(t *testing.T) {
+	for name, works := range map[string]bool{"pinned": false, "others get on with it": true} {
+		t.Run(name, func(t *testing.T) {
+			hello := func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") }
+			up, roots := secureServer(t, hello)
+			other, _ := secureServer(t, hello)
+			s := newInterceptingSidecar(t, roots)
+			c := s.trusting(t, s.roots(t), false)
+			if works && !s.showsOurs(t, c, up.URL) {
+				t.Fatal("the first call was not intercepted")
+			}
+			c.CloseIdleConnections()
+			s.awaitSeries(t, "wopproxy_tunnels", 0)
+			look := func() *x509.Certificate {
+				looks := tls.Client(s.tunnelTo(t, up.Listener.Addr().String()), &tls.Config{ServerName: "example.com", InsecureSkipVerify: true})
+				if err := looks.HandshakeContext(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				looks.Close()
+				s.awaitSeries(t, "wopproxy_tunnels", 0)
+				return looks.ConnectionState().PeerCertificates[0]
+			}
+			for n := range maxUnused {
+				if cert := look(); cert.Equal(up.Certificate()) {
+					t.Errorf("look %d: the server's own certificate, want ours", n)
+				}
+			}
+			if blind := look().Equal(up.Certificate()); blind == works {
+				t.Errorf("after %d looks it passes blind: %v, want %v", maxUnused, blind, !works)
+			}
+			want := map[bool]float64{false: 1, true: 0}[works]
+			s.awaitSeries(t, `wopproxy_interceptions_total{outcome="refused"}`, want)
+			if !s.showsOurs(t, c, other.URL) {
+				t.Error("another destination is not intercepted any more")
+			}
+		})
+	}
+}
+
+// TestBlindForADay: a destination is tried again when a day has passed, and what
+// is known of destinations is bounded.
+func TestBlindForADay(t *testing.T) {
+	s := assemble(t, ancestry.NewMemory(), "test.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) {
+		p.Intercept = func(target string) bool { return target != "private.example.com:443" }
+	})
+	i := newInterceptor(s.Proxy)
+	synctest.Test(t, func(t *testing.T) {
+		const target = "example.com:443"
+		if i.wants("private.example.com:443") || !i.wants(target) {
+			t.Error("what is wanted is not what the policy says")
+		}
+		i.served(target)
+		i.leave(target, "a test", nil)
+		time.Sleep(blindFor)
+		if i.wants(target) {
+			t.Error("intercepted again within the day")
+		}
+		time.Sleep(time.Nanosecond)
+		if !i.wants(target) {
+			t.Error("not intercepted after a day")
+		}
+		for n := range maxKnown + 10 {
+			i.leave(fmt.Sprintf("h%d.example.com:443", n), "a test", nil)
+		}
+		if len(i.known) != maxKnown || i.wants(fmt.Sprintf("h%d.example.com:443", maxKnown+9)) {
+			t.Errorf("%d destinations are known, want %d, the last one among them", len(i.known), maxKnown)
+		}
+	})
+}
+
 // showsOurs calls url, which must answer, and reports whether the client was
 // shown a certificate that we made.
 func (s *sidecar) showsOurs(t *testing.T, c *http.Client, url string) bool {
@@ -307,6 +380,46 @@ func TestHalfAHelloThenSilence(t *testing.T) {
 	}
 	if !s.intercept.wants(target) {
 		t.Error("the next client would not be intercepted any more")
+	}
+}
+
+// TestSilentUpstream: a destination that takes the connection and then says
+// nothing to our hello is given up in time, and the host is told.
+func TestSilentUpstream(t *testing.T) {
+	ca, err := NewCA("test.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := assemble(t, ancestry.NewMemory(), "test.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) {
+		o.CA = ca
+		p.Intercept = func(string) bool { return true }
+	})
+	synctest.Test(t, func(t *testing.T) {
+		if s.o.CA, err = NewCA("test.example.com"); err != nil { // in the time of the bubble
+			t.Fatal(err)
+		}
+		near, client := net.Pipe()
+		far, upstream := net.Pipe()
+		tun := &tunnel{set: &s.tunnels, target: "example.com:443", client: client, upstream: upstream, dial: s.dialOut, intercept: s.intercept}
+		s.tunnels.add(tun)
+		go tun.serve(s.Egress(), func(tunnelKind) {}) // ends with near
+		go io.Copy(io.Discard, far)                   // ends when it is given up
+		c := tls.Client(near, &tls.Config{RootCAs: rootsOf(s.o.CA), ServerName: "example.com"})
+		began := time.Now()
+		fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: example.com\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(call), call)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkFailure(t, resp, http.StatusGatewayTimeout, "1")
+		if took := time.Since(began); took != dialTimeout {
+			t.Errorf("answered after %v, want %v", took, dialTimeout)
+		}
+		c.Close()
+		synctest.Wait()
+	})
+	if got := s.series(t)[`wopproxy_exchanges_total{direction="egress",outcome="upstream-error",protocol="mcp"}`]; got != 1 {
+		t.Errorf("%v exchanges have failed, want 1", got)
 	}
 }
 

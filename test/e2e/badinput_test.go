@@ -139,32 +139,43 @@ func others(t *testing.T, s *sidecar) (stop func()) {
 	}
 }
 
-// refusing is an address on which nobody listens.
+// refusing is an address on which nobody listens: the client's side of a
+// connection, on which nobody can begin to while that is open.
 func refusing(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	return ln.Addr().String()
+	t.Cleanup(func() { ln.Close() })
+	conn, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn.LocalAddr().String()
 }
 
-// TestConnectToNowhere: the target of a tunnel refuses the connection.
+// TestConnectToNowhere: the target of a tunnel refuses the connection, or its
+// name leads nowhere.
 func TestConnectToNowhere(t *testing.T) {
-	s := start(t, "agent.example.com", "http://127.0.0.1:1")
+	// With Go's own resolver, names that DNS can't have are looked up nowhere.
+	s := start(t, "agent.example.com", "http://127.0.0.1:1", settings{"env": []string{"GODEBUG=netdns=go"}})
 	defer others(t, s)()
-	nowhere := refusing(t)
-	resp, body := dialEgress(t, s).say(t, connectTo(nowhere))
-	if resp.StatusCode != http.StatusBadGateway || body != "wopproxy: upstream could not be reached\n" {
-		t.Errorf("CONNECT to nowhere: %d %q, want 502", resp.StatusCode, body)
+	targets := []string{refusing(t), strings.Repeat("x", 64) + ".example.com:80"}
+	for _, nowhere := range targets {
+		resp, body := dialEgress(t, s).say(t, connectTo(nowhere))
+		if resp.StatusCode != http.StatusBadGateway || body != "wopproxy: upstream could not be reached\n" {
+			t.Errorf("CONNECT %s: %d %q, want 502", nowhere, resp.StatusCode, body)
+		}
+		status, typ, body := postTool(t, s.client(t), "http://"+nowhere+"/mcp")
+		if want := rpcError(502, "upstream could not be reached"); status != 502 || typ != "application/json" || body != want {
+			t.Errorf("a call to %s: %d %s %s, want 502 %s", nowhere, status, typ, body, want)
+		}
 	}
-	status, typ, body := postTool(t, s.client(t), "http://"+nowhere+"/mcp")
-	if want := rpcError(502, "upstream could not be reached"); status != 502 || typ != "application/json" || body != want {
-		t.Errorf("a call to nowhere: %d %s %s, want 502 %s", status, typ, body, want)
+	for _, protocol := range []string{"http", "mcp"} {
+		s.awaitMetric(t, float64(len(targets)), "wopproxy_exchanges_total", `direction="egress"`, `outcome="upstream-error"`, fmt.Sprintf("protocol=%q", protocol))
 	}
-	s.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="egress"`, `outcome="upstream-error"`, `protocol="http"`)
-	s.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="egress"`, `outcome="upstream-error"`, `protocol="mcp"`)
 	s.awaitMetric(t, 0, "wopproxy_tunnels")
 }
 
@@ -276,29 +287,71 @@ func TestExpiredUpstream(t *testing.T) {
 }
 
 // TestClientTrustsNoCA: a client of an opened destination does not take our
-// certificate. It is cut off once, and passes blind from then on.
+// certificate. It is cut off once, and that destination passes blind from then
+// on; the others stay open.
 func TestClientTrustsNoCA(t *testing.T) {
-	peer := newTLSPeer(t)
+	peer, other := newTLSPeer(t), newTLSPeer(t)
 	dir := t.TempDir()
 	roots, bundle := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "bundle.pem")
 	write(t, roots, peer.certPEM())
 	s := start(t, "agent.example.com", "http://127.0.0.1:1", settings{
-		"egress.intercept": []string{strings.TrimPrefix(peer.URL, "https://")}, "egress.ca.bundle": bundle, "egress.roots": roots,
+		"egress.intercept": []string{strings.TrimPrefix(peer.URL, "https://"), strings.TrimPrefix(other.URL, "https://")},
+		"egress.ca.bundle": bundle, "egress.roots": roots,
 	})
 	defer others(t, s)()
-	none, own := s.client(t), s.client(t)
+	none, own, both := s.client(t), s.client(t), s.client(t)
 	none.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
 	certs := x509.NewCertPool()
 	certs.AddCert(peer.Certificate())
 	own.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: certs}
+	both.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool(t, bundle, peer.certPEM())}
 	if _, err := none.Get(peer.URL); err == nil {
 		t.Error("a client that trusts nobody was answered")
 	}
 	s.awaitMetric(t, 1, "wopproxy_interceptions_total", `outcome="refused"`)
-	if got := callTLS(t, own, peer.URL); strings.Contains(got, "traceparent") {
-		t.Errorf("the server saw %s, want the call as it was", got)
+	for name, c := range map[string]*http.Client{"the server's own certificate": own, "ours as well": both} {
+		if got := callTLS(t, c, peer.URL); strings.Contains(got, "traceparent") {
+			t.Errorf("a client that takes %s: the server saw %s, want the call as it was", name, got)
+		}
 	}
 	s.awaitMetric(t, 0, "wopproxy_interceptions_total", `outcome="intercepted"`)
+	if got := callTLS(t, both, other.URL); !strings.Contains(got, `"_meta":{"traceparent":`) {
+		t.Errorf("another destination: the server saw %s, want the call stamped", got)
+	}
+	s.awaitMetric(t, 1, "wopproxy_interceptions_total", `outcome="intercepted"`)
+}
+
+// TestCAThatCannotSign: files from which no certificate could come that a host
+// takes keep the program from starting.
+func TestCAThatCannotSign(t *testing.T) {
+	leaf, root := expired(t)
+	other, _ := expired(t)
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		write(t, path, text)
+		return path
+	}
+	key := func(name string, c tls.Certificate) string {
+		der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file(name, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	}
+	rootFile, keyFile := file("root.pem", root), key("key.pem", leaf) // the root has signed with the same key
+	leafFile := file("leaf.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]})))
+	for name, tt := range map[string]struct{ cert, key, says string }{
+		"another's key":    {rootFile, key("other.pem", other), "private key does not match public key"},
+		"not an authority": {leafFile, keyFile, "the certificate is not one of an authority"},
+		"no file":          {rootFile, filepath.Join(dir, "absent.pem"), "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refuses(t, "serve", plainSettings(t, settings{
+				"egress.intercept": []string{"*.example.com"}, "egress.ca.cert": tt.cert, "egress.ca.key": tt.key,
+			}), "egress.ca: ", tt.says)
+		})
+	}
 }
 
 // TestProxyCredentials: a credential names its run even when that has ended,
