@@ -58,6 +58,7 @@ const (
 	atModelSupported
 	atModelVersion
 	atCausation
+	atCausationSupported
 	atExtensions
 	atOwnExtension
 	atFacetA2A
@@ -74,7 +75,8 @@ var discoveryTree = &node{atDiscovery, guardOpenWOP, []edge{
 		on("executionModel", atModel, guardOpenWOP,
 			on("supported", atModelSupported, guardOpenWOP),
 			on("version", atModelVersion, guardOpenWOP),
-			on("crossHostCausation", atCausation, guardOpenWOP))),
+			on("crossHostCausation", atCausation, guardOpenWOP,
+				on("supported", atCausationSupported, guardOpenWOP)))),
 	on("extensions", atExtensions, guardOpenWOP,
 		on(ExtensionKey, atOwnExtension, guardOpenWOP)),
 	on("a2a", atFacetA2A, guardOpenWOP, on("agentCardUrl", atCardAddress, guardOpenWOP)),
@@ -112,6 +114,22 @@ func RewriteDiscovery(body []byte, e DiscoveryEdit) ([]byte, DiscoveryOutcome, R
 		return body, outcome, ""
 	}
 	return applied(body, w.patches), outcome, ""
+}
+
+// ClaimsCausation reports whether the discovery document in body claims
+// cross-host causation once it is rewritten by e, be it by the host's own word.
+func ClaimsCausation(body []byte, e DiscoveryEdit) bool {
+	e.Own = func(string, bool) bool { return false } // addresses don't matter
+	body, outcome, _ := RewriteDiscovery(body, e)
+	if outcome != DiscoveryClaimed && outcome != DiscoveryOwn {
+		return false
+	}
+	d := doc{body: body}
+	_ = d.scan(discoveryTree) // it was read before
+	if d.first(atDiscoveryV1) == '"' {
+		return d.first(atCausationSupported) == 't'
+	}
+	return d.first(atCausation) == '{'
 }
 
 // discoveryRewriter collects the patches of one document.

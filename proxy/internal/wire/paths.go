@@ -86,7 +86,7 @@ const (
 	answerSlots
 )
 
-const slots = max(requestSlots, answerSlots, cardSlots, discoverySlots)
+const slots = max(requestSlots, answerSlots, cardSlots, discoverySlots, eventSlots)
 
 const (
 	guardEnvelope guard = 1 << iota
