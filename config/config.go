@@ -130,7 +130,10 @@ type Discovery struct {
 	// makes all its calls through this proxy and that they are all attributed.
 	// assert: it claims level 3 whatever it claims itself; you say that it keeps
 	// levels 1 and 2, too. off: the document passes as it is. Default extension.
-	// What the host says of cross-host causation itself always stands.
+	// What the host says of cross-host causation itself always stands. Where claim
+	// or assert make the document claim it, events of a run that are known to be
+	// caused on another host get payload.causationHostId in streams, polls and
+	// lists; webhooks are signed, and pass as they are.
 	Causation Causation `yaml:"causation" enum:"extension|claim|assert|off"`
 }
 

@@ -39,6 +39,9 @@ func (c Claim) level() int {
 	return nothing
 }
 
+// claims reports whether a document may claim cross-host causation by c.
+func (c Claim) claims() bool { return c.level() != nothing }
+
 // askForDiscovery makes out, which is in on its way to the host, ask for what
 // can be edited, if it is for a discovery document, or creates a run, whose
 // addresses are in the answer.

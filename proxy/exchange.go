@@ -72,6 +72,7 @@ type exchange struct {
 	sent     ancestry.Chain       // egress: the ancestry that was sent
 	scope    string               // egress: whose the tasks are that the answer tells of
 	document *document            // ingress: what the answer may be
+	causes   *causes              // ingress: what is written into the events that it has
 	server   string               // egress: host:port that the call goes to
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere

@@ -72,7 +72,7 @@ func (p *Proxy) toHost(r *httputil.ProxyRequest) {
 		}
 	}
 	x.guard(func() { x.arrive(r.Out) })
-	x.guard(func() { x.askForCard(r.In, r.Out); x.askForDiscovery(r.In, r.Out) })
+	x.guard(func() { x.askForCard(r.In, r.Out); x.askForDiscovery(r.In, r.Out); x.askForCauses(r.In, r.Out) })
 	x.prepare(r.Out)
 	if x.starts && x.run != nil && x.policy.ProcessPerRun {
 		r.Out = x.alone(r.Out)
@@ -136,6 +136,9 @@ func fromHost(resp *http.Response) error {
 	x.replay = strings.EqualFold(resp.Header.Get("OpenWOP-Idempotent-Replay"), "true")
 	if x.run != nil && x.wants && !x.replay {
 		resp.Header[x.policy.RunIDHeader] = []string{ancestry.FormatRunID(x.run.ID(), x.p.o.HostID)}
+	}
+	if x.causes != nil {
+		x.causes.passEvents(resp)
 	}
 	if x.document != nil {
 		x.passDocument(resp)

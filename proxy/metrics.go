@@ -65,6 +65,7 @@ type metrics struct {
 	handshakes  *prometheus.CounterVec // outcome
 	cards       *prometheus.CounterVec // outcome
 	discoveries *prometheus.CounterVec // outcome
+	annotations *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
 	withheld    prometheus.Counter
@@ -108,6 +109,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
 		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
+		annotations: counter("wopproxy_causation_annotations_total", "Events that an event on another host is known to have caused, by what became of payload.causationHostId; and what could not be read to tell.", "outcome"),
 		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
@@ -168,6 +170,9 @@ func (m *metrics) resolve() {
 	}
 	for _, o := range append(wire.DiscoveryOutcomes(), discoveryProvided) {
 		m.discoveries.WithLabelValues(string(o))
+	}
+	for _, o := range wire.CausationOutcomes() {
+		m.annotations.WithLabelValues(string(o))
 	}
 	for _, o := range wire.CardOutcomes() {
 		m.cards.WithLabelValues(string(o))

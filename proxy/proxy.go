@@ -87,6 +87,7 @@ type Proxy struct {
 	processes *processes
 	tunnels   tunnels
 	watch     *watcher
+	claims    claims
 	extension string       // of discovery
 	intercept *interceptor // nil: no TLS is intercepted
 

@@ -210,27 +210,36 @@ func (w *watcher) model() audit.Model {
 }
 
 func (w *watcher) discover() {
-	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
-	defer cancel()
-	u := *w.p.o.Upstream
-	u.Path = strings.TrimSuffix(u.Path, "/") + "/.well-known/openwop"
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return
-	}
-	r.Header["User-Agent"] = []string{""}
-	resp, err := w.p.inbound.RoundTrip(r)
-	if err != nil {
-		return
-	}
-	defer resp.Body.Close()
-	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDiscovery))
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return
-	}
-	if m, err := audit.ParseDiscovery(doc); err == nil {
+	if m, err := audit.ParseDiscovery(w.p.fetchDiscovery("")); err == nil {
 		w.discovery.mu.Lock()
 		w.discovery.model = m
 		w.discovery.mu.Unlock()
 	}
+}
+
+// fetchDiscovery returns the host's discovery document of a major, or the one
+// that it prefers, or nil. It returns within discoveryTimeout.
+func (p *Proxy) fetchDiscovery(major string) []byte {
+	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
+	defer cancel()
+	u := *p.o.Upstream
+	u.Path = strings.TrimSuffix(u.Path, "/") + discoveryPath
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil
+	}
+	r.Header["User-Agent"] = []string{""}
+	if major != "" {
+		r.Header["Openwop-Version"] = []string{major}
+	}
+	resp, err := p.inbound.RoundTrip(r)
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDiscovery))
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return nil
+	}
+	return doc
 }

@@ -1,0 +1,329 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// causes is what is to be written into the events of one run: the host of the
+// event that has caused it. Whether it is written follows from the run alone, so
+// that every rendering of an event has the same bytes.
+type causes struct {
+	x     *exchange
+	known wire.Causation
+	void  bool // the run has an event of the same id
+}
+
+// askForCauses makes out, which is in on its way to the host, ask for events
+// that can be edited, if it asks for those of a run that an event on another
+// host is known to have caused. That event's id has to be one which nobody comes
+// upon by chance: it is compared with what the host has written.
+func (x *exchange) askForCauses(in, out *http.Request) {
+	if !x.policy.Claim.claims() || x.head.openwop != openwop.Events && x.head.openwop != openwop.Poll {
+		return
+	}
+	parent := x.parentOfPath(in.Context())
+	if parent == nil || parent.Host == x.p.o.HostID || !attribution.Opaque(parent.Event) ||
+		!x.p.claims.made(in.Context(), x.p, x.policy.Claim, x.head.v1) {
+		return
+	}
+	x.causes = &causes{x: x, known: wire.Causation{Event: parent.Event, Host: parent.Host, Limit: x.policy.InspectedEvent}}
+	x.askForDocument(in, out, &document{edit: x.causes.annotate, unread: x.causes.unread})
+}
+
+// parentOfPath is the recorded parent of the run that the path names, or nil.
+func (x *exchange) parentOfPath(ctx context.Context) *ancestry.Ancestor {
+	parse := ancestry.ParseSegmentV2
+	if x.head.v1 {
+		parse = ancestry.ParseSegmentV1
+	}
+	id, err := parse(x.head.segment)
+	if err != nil {
+		return nil
+	}
+	run := x.p.runs.Known(id)
+	if run == nil {
+		run = x.p.storedRun(ctx, id)
+	}
+	if run == nil {
+		return nil
+	}
+	return run.Chain.Parent()
+}
+
+// annotate edits one document, or the data of one event of a stream.
+func (c *causes) annotate(body []byte) (out []byte, changed bool) {
+	if c.void {
+		return body, false
+	}
+	var outcomes []wire.CausationOutcome
+	out = c.known.Annotate(body, func(o wire.CausationOutcome) { outcomes = append(outcomes, o) })
+	for _, o := range outcomes {
+		c.x.p.metrics.annotations.WithLabelValues(string(o)).Inc()
+		c.void = c.void || o == wire.CausationCollision
+	}
+	return out, slices.Contains(outcomes, wire.CausationAnnotated)
+}
+
+// unread counts what passes as it is because it can't be read.
+func (c *causes) unread() {
+	c.x.p.metrics.annotations.WithLabelValues(string(wire.CausationUnread)).Inc()
+}
+
+// passEvents edits the events of a stream as they pass. What is neither a stream
+// nor a document of events passes as it is.
+func (c *causes) passEvents(resp *http.Response) {
+	h := resp.Header
+	switch contentType := h.Get("Content-Type"); {
+	case resp.StatusCode != http.StatusOK:
+		return
+	case isJSON(contentType):
+		return // as a document
+	case !strings.HasPrefix(contentType, "text/event-stream"), h["Content-Encoding"] != nil,
+		bodyBound(h) != "", len(resp.Trailer) > 0:
+		c.unread()
+	default:
+		resp.Body = &annotator{ReadCloser: resp.Body, causes: c, limit: c.x.policy.InspectedBody}
+		resp.ContentLength = -1
+		delete(h, "Content-Length")
+	}
+	c.x.document = nil
+}
+
+// annotator edits the events of a text/event-stream. It holds back lines from
+// the first with data to the end of their event, because nobody reads those
+// before that, and an open line; all else passes at once.
+//
+// The edit keeps the number of lines in the data, so each line of data gets what
+// it now holds, and all that stands around it stays.
+type annotator struct {
+	io.ReadCloser
+	causes *causes
+	limit  int64 // bytes held of one event; a longer one passes as it is, and is counted
+
+	out    bytes.Buffer // what may be read
+	err    error        // how the source ended; told when out is empty
+	held   []byte
+	line   int    // where in held the open line begins
+	length int64  // of the open line so far
+	data   []part // the values of the data lines in held
+	passes bool   // the open event passes as it is
+	sawCR  bool   // the last byte was CR: an LF right after it ends no other line
+}
+
+// part is held[from:to].
+type part struct{ from, to int }
+
+func (a *annotator) Read(b []byte) (int, error) {
+	for a.out.Len() == 0 && len(b) > 0 {
+		if a.err != nil {
+			return 0, a.err
+		}
+		n, err := a.ReadCloser.Read(b)
+		a.write(b[:n])
+		if err != nil {
+			a.flush() // an event that is cut off
+			a.err = err
+		}
+	}
+	n, _ := a.out.Read(b) // whose end is not the stream's
+	if a.out.Len() == 0 && a.out.Cap() > keptFrame {
+		a.out = bytes.Buffer{}
+	}
+	return n, nil
+}
+
+// write takes the next chunk of the stream.
+func (a *annotator) write(chunk []byte) {
+	for len(chunk) > 0 {
+		if a.sawCR {
+			if a.sawCR = false; chunk[0] == '\n' {
+				a.endCRLF()
+				chunk = chunk[1:]
+				continue
+			}
+		}
+		i := bytes.IndexAny(chunk, "\r\n")
+		if i < 0 {
+			a.length += int64(len(chunk))
+			a.hold(chunk)
+			return
+		}
+		a.length += int64(i)
+		a.hold(chunk[:i+1])
+		a.sawCR = chunk[i] == '\r'
+		chunk = chunk[i+1:]
+		a.endLine()
+	}
+}
+
+// endCRLF takes the LF behind a CR, with which the line has ended already.
+func (a *annotator) endCRLF() {
+	if len(a.held) == 0 {
+		a.out.WriteByte('\n')
+		return
+	}
+	a.held = append(a.held, '\n')
+	a.line = len(a.held)
+}
+
+// hold adds to the open line.
+func (a *annotator) hold(some []byte) {
+	a.held = append(a.held, some...)
+	if !a.passes && int64(len(a.held)) > a.limit {
+		a.passes = true
+		a.causes.unread()
+	}
+	if a.passes {
+		a.flush()
+	}
+}
+
+// endLine takes the line that has just ended.
+func (a *annotator) endLine() {
+	empty := a.length == 0
+	a.length = 0
+	switch {
+	case a.passes:
+		a.passes = !empty
+		return
+	case empty:
+		a.edit()
+		return
+	}
+	from, to := a.line, len(a.held)-1
+	name, _, _ := bytes.Cut(a.held[from:to], []byte(":"))
+	value := min(from+len(name)+1, to)
+	if value < to && a.held[value] == ' ' {
+		value++
+	}
+	switch {
+	case string(name) == "data":
+		a.data = append(a.data, part{value, to})
+	case string(name) == "event" && noEvents[string(a.held[value:to])]:
+		a.passes = true
+	}
+	if a.line = len(a.held); a.passes || len(a.data) == 0 {
+		a.flush()
+	}
+}
+
+// noEvents are the frames of a run's stream that are not of its log.
+var noEvents = map[string]bool{"state.snapshot": true, "ai.message.chunk": true, "run.annotated": true}
+
+// edit hands on the event that is held, with what is to be written into it.
+func (a *annotator) edit() {
+	defer a.flush()
+	if len(a.data) == 0 {
+		return
+	}
+	var data []byte
+	for i, p := range a.data {
+		if i > 0 {
+			data = append(data, '\n')
+		}
+		data = append(data, a.held[p.from:p.to]...)
+	}
+	changed := false
+	a.causes.x.guard(func() { data, changed = a.causes.annotate(data) })
+	lines := bytes.Split(data, []byte("\n"))
+	if !changed || len(lines) != len(a.data) {
+		return
+	}
+	done := 0
+	for i, p := range a.data {
+		a.out.Write(a.held[done:p.from])
+		a.out.Write(lines[i])
+		done = p.to
+	}
+	a.held = append(a.held[:0], a.held[done:]...)
+}
+
+// flush hands on what is held, as it is.
+func (a *annotator) flush() {
+	a.out.Write(a.held)
+	if a.held, a.line, a.data = a.held[:0], 0, a.data[:0]; cap(a.held) > keptFrame {
+		a.held = nil
+	}
+}
+
+// claims knows whether the host's discovery documents, as callers get them,
+// claim cross-host causation: where they don't, its events must not tell of it.
+type claims struct {
+	mu     sync.Mutex
+	majors [2]claimed // v2, v1
+}
+
+// claimed is what is known of the document of one major.
+type claimed struct {
+	by    Claim // whose answer it is
+	made  bool
+	until time.Time     // when it is to be read again
+	read  chan struct{} // closed when the reading under way has ended; nil: none is
+}
+
+// claimsRetry is how long a document that could not be read is not asked for.
+const claimsRetry = 5 * time.Second
+
+// made reports whether the host claims cross-host causation in the document of a
+// major. The first to ask waits until that was read, no longer than
+// discoveryTimeout; until it could be, the answer is no.
+func (c *claims) made(ctx context.Context, p *Proxy, by Claim, v1 bool) bool {
+	c.mu.Lock()
+	m := &c.majors[0]
+	if v1 {
+		m = &c.majors[1]
+	}
+	if m.by != by {
+		*m = claimed{by: by}
+	}
+	if m.read == nil && time.Now().After(m.until) {
+		m.read = make(chan struct{})
+		go c.ask(p, by, v1, m.read) // ends within discoveryTimeout
+	}
+	first, read := m.until.IsZero(), m.read
+	c.mu.Unlock()
+	if first {
+		select {
+		case <-read:
+		case <-ctx.Done():
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return m.by == by && m.made
+}
+
+// ask reads the document of a major, and notes what it claims.
+func (c *claims) ask(p *Proxy, by Claim, v1 bool, read chan struct{}) {
+	version, i := "2", 0
+	if v1 {
+		version, i = "1", 1
+	}
+	doc := p.fetchDiscovery(version)
+	made := doc != nil && wire.ClaimsCausation(doc, wire.DiscoveryEdit{HostID: p.o.HostID, Claim: by.level(), Extension: p.extension})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer close(read)
+	m := &c.majors[i]
+	if m.read != read {
+		return // it is read for another claim now
+	}
+	m.read = nil
+	if doc == nil {
+		m.until = time.Now().Add(claimsRetry) // and what was known stands
+		return
+	}
+	m.made, m.until = made, time.Now().Add(discoveryTTL)
+}
