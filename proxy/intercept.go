@@ -30,7 +30,7 @@ type destination struct {
 	// accepts one certificate alone must not be cut off. Zero: it does not.
 	blind  time.Time
 	served bool // a request has come inside
-	unused int  // connections that ended without one, before any had come
+	left   int  // clients in a row that went when they had seen our certificate
 }
 
 // handshakeOutcome says how a handshake with a client went.
@@ -48,12 +48,12 @@ func (i *interceptor) count(o handshakeOutcome) {
 }
 
 // Bounds on what is known. A destination that passes blind is tried again after
-// a day. Some clients look at a certificate only when the handshake is over, and
-// then hang up: so many, before any has sent a request, are taken for a refusal.
+// a day. Some clients do not say that they refuse a certificate, but hang up: so
+// many in a row are taken for a refusal.
 const (
 	maxKnown     = 10_000
 	blindFor     = 24 * time.Hour
-	maxUnused    = 3
+	maxLeft      = 3
 	handshakeFor = 10 * time.Second
 )
 
@@ -131,15 +131,20 @@ func (i *interceptor) leave(target, why string, err error) {
 func (i *interceptor) served(target string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.noteLocked(target).served = true
+	d := i.noteLocked(target)
+	d.served, d.left = true, 0
 }
 
-// unused notes that a client has ended its connection without a request.
-func (i *interceptor) unused(target string) {
+// left notes that a client has hung up on our certificate without a word: during
+// the handshake, or behind it without a request. The latter counts only as long
+// as no request has come, since pools of connections leave some of them unused.
+func (i *interceptor) left(target string, during bool) {
 	i.mu.Lock()
 	d := i.noteLocked(target)
-	d.unused++
-	refused := !d.served && d.unused == maxUnused
+	if during || !d.served {
+		d.left++
+	}
+	refused := d.left == maxLeft
 	i.mu.Unlock()
 	if refused {
 		i.count(handshakeRefused)
@@ -172,30 +177,34 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 		used.Do(func() { i.served(t.target) })
 		exchange.ServeHTTP(w, r)
 	}))
-	used.Do(func() { i.unused(t.target) })
+	used.Do(func() { i.left(t.target, false) })
 }
 
-// failed judges a handshake that came to nothing. Half a hello, or a client that
-// has gone, says nothing about our certificate; a client that hangs up with an
-// alert does not want it, and one whose whole hello we have nothing to answer to
-// may well be understood by its destination.
+// failed judges a handshake that came to nothing. Half a hello says nothing about
+// our certificate. A client that answers it with an alert does not want it; an
+// alert that OpenSSL sends under TLS 1.3 is not encrypted as crypto/tls expects,
+// and looks like a broken record. One whose whole hello we have nothing to answer
+// to may well be understood by its destination.
 func (i *interceptor) failed(c *onceConn, err error) {
 	_, network := errors.AsType[net.Error](err)
-	gone := network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	switch {
-	case isRemoteAlert(err):
+	case isAlert(err) && c.hello:
 		i.count(handshakeRefused)
 		i.leave(c.target, "a client refuses our certificate", err)
-	case c.hello && !gone:
+	case !c.hello:
 		i.count(handshakeFailed)
-		i.leave(c.target, "a client speaks TLS that we do not", err)
+	case network, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		i.count(handshakeFailed)
+		i.left(c.target, true)
 	default:
 		i.count(handshakeFailed)
+		i.leave(c.target, "a client speaks TLS that we do not", err)
 	}
 }
 
-// isRemoteAlert reports whether the client has said why it hangs up.
-func isRemoteAlert(err error) bool {
+// isAlert reports whether the client has said that it hangs up, or what we can't
+// tell from that.
+func isAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "remote error"
+	return ok && (op.Op == "remote error" || op.Op == "local error")
 }

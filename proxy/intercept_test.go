@@ -198,13 +198,13 @@ func TestClientLooksLater(t *testing.T) {
 				s.awaitSeries(t, "wopproxy_tunnels", 0)
 				return looks.ConnectionState().PeerCertificates[0]
 			}
-			for n := range maxUnused {
+			for n := range maxLeft {
 				if cert := look(); cert.Equal(up.Certificate()) {
 					t.Errorf("look %d: the server's own certificate, want ours", n)
 				}
 			}
 			if blind := look().Equal(up.Certificate()); blind == works {
-				t.Errorf("after %d looks it passes blind: %v, want %v", maxUnused, blind, !works)
+				t.Errorf("after %d looks it passes blind: %v, want %v", maxLeft, blind, !works)
 			}
 			want := map[bool]float64{false: 1, true: 0}[works]
 			s.awaitSeries(t, `wopproxy_interceptions_total{outcome="refused"}`, want)
@@ -244,6 +244,60 @@ func TestBlindForADay(t *testing.T) {
 			t.Errorf("%d destinations are known, want %d, the last one among them", len(i.known), maxKnown)
 		}
 	})
+}
+
+// TestUnencryptedAlert: OpenSSL, when it refuses a certificate under TLS 1.3, says
+// so before it begins to encrypt. That is a refusal as well.
+func TestUnencryptedAlert(t *testing.T) {
+	up, roots := secureServer(t, func(http.ResponseWriter, *http.Request) {})
+	s := newInterceptingSidecar(t, roots)
+	addr := up.Listener.Addr().String()
+	conn := s.tunnelTo(t, addr)
+	_ = tls.Client(deaf{conn}, &tls.Config{ServerName: "example.com"}).Handshake() // says hello
+	if _, err := conn.Read(make([]byte, 1)); err != nil {                          // we have answered
+		t.Fatal(err)
+	}
+	conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x30")) // fatal: unknown authority
+	s.awaitHandshake(t, "refused")
+	eventually(t, "the destination passes blind", func() bool { return !s.intercept.wants(addr) })
+}
+
+// TestClientHangsUp: Node hangs up without a word when it refuses a certificate.
+// Several in a row are taken for what they are; one request in between shows
+// that they were something else.
+func TestClientHangsUp(t *testing.T) {
+	up, roots := secureServer(t, func(http.ResponseWriter, *http.Request) {})
+	s := newInterceptingSidecar(t, roots)
+	addr := up.Listener.Addr().String()
+	hangUp := func() {
+		t.Helper()
+		conn := s.tunnelTo(t, addr)
+		_ = tls.Client(deaf{conn}, &tls.Config{ServerName: "example.com"}).Handshake()
+		conn.(*net.TCPConn).CloseWrite()
+		s.awaitSeries(t, "wopproxy_tunnels", 0)
+	}
+	c := s.trusting(t, s.roots(t), false)
+	for range 2 {
+		for range maxLeft - 1 {
+			hangUp()
+		}
+		if !s.showsOurs(t, c, up.URL) {
+			t.Fatalf("not intercepted any more after %d clients in a row", maxLeft-1)
+		}
+		c.CloseIdleConnections()
+		s.awaitSeries(t, "wopproxy_tunnels", 0)
+	}
+	for range maxLeft {
+		if !s.intercept.wants(addr) {
+			t.Error("it passes blind too early")
+		}
+		hangUp()
+	}
+	if s.intercept.wants(addr) {
+		t.Errorf("still intercepted after %d clients in a row", maxLeft)
+	}
+	s.awaitSeries(t, `wopproxy_interceptions_total{outcome="refused"}`, 1)
+	s.awaitSeries(t, `wopproxy_interceptions_total{outcome="failed"}`, 2*(maxLeft-1)+maxLeft)
 }
 
 // showsOurs calls url, which must answer, and reports whether the client was

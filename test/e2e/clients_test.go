@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -107,6 +109,43 @@ func TestClients(t *testing.T) {
 	}
 }
 
+// TestClientsThatTrustNoCA: each client is led to a destination whose TLS is to
+// be opened, and trusts that destination's certificate alone. It is cut off a few
+// times at most, until it is known to refuse ours, and then gets its answer.
+func TestClientsThatTrustNoCA(t *testing.T) {
+	tools := newToolServer(t, "tools.example.com", stateless)
+	a := newAgent(t, "agent.example.com", settings{
+		"egress.intercept": []string{"127.0.0.1"}, "egress.ca.bundle": filepath.Join(t.TempDir(), "bundle.pem"),
+	})
+	refused := 0.0
+	for _, c := range plainClients(t) {
+		if c.direct {
+			continue
+		}
+		refused++
+		t.Run(c.name, func(t *testing.T) {
+			front := newTLSFront(t, tools.ingress)
+			theirs := filepath.Join(t.TempDir(), "theirs.pem")
+			write(t, theirs, front.certPEM())
+			const most = 3
+			for n := 0; ; n++ {
+				err := c.call(t.Context(), t, a, front.URL+"/mcp", "r-1", theirs)
+				if err == nil && n == 0 {
+					t.Error("the first call was answered, want it cut off")
+				}
+				if err == nil {
+					break
+				}
+				if n == most {
+					t.Fatalf("after it was cut off %d times: %v", most, err)
+				}
+			}
+			a.awaitMetric(t, refused, "wopproxy_interceptions_total", `outcome="refused"`)
+		})
+	}
+	a.awaitMetric(t, 0, "wopproxy_exchanges_total", `direction="egress"`, `protocol="mcp"`)
+}
+
 // inTwoRuns lets two runs do the same at the same time, and returns their ids
 // with their traces.
 func inTwoRuns(t *testing.T, a *agent, do func(ctx context.Context, run string) error) map[string]string {
@@ -207,7 +246,9 @@ func newTLSFront(t *testing.T, upstream string) tlsPeer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	front := httptest.NewTLSServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }})
+	front := httptest.NewUnstartedServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }})
+	front.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that hang up
+	front.StartTLS()
 	t.Cleanup(front.Close)
 	return tlsPeer{front}
 }
