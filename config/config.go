@@ -542,7 +542,9 @@ type Limits struct {
 	MaxDepth int `yaml:"maxDepth" min:"0" max:"10000"`
 	// MaxVisitsPerHost is how often this host may stand in one ancestry; a call
 	// that would exceed it is refused with 508. Default 0; 0 to 10000, 0 turns
-	// the refusal off, because hosts that call each other in turn are common.
+	// the refusal off, because hosts that call each other in turn are common. At
+	// most the 16 nearest ancestors arrive with a call: what can't stand among
+	// them as often is never refused, and left to maxDepth.
 	MaxVisitsPerHost int `yaml:"maxVisitsPerHost" min:"0" max:"10000"`
 	// InspectedBody is the largest body that is read and edited; a larger one
 	// passes untouched, with its context in headers only. Default 4MiB; 1KiB to

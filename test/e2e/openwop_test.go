@@ -218,7 +218,9 @@ func TestOpenWOPTogether(t *testing.T) {
 			causes := map[string]string{"a2a": "a2a-message", "mcp": "mcp-tool-call"}
 			var begun [2][runs]*owRun
 			for n, h := range hosts {
+				h.mu.Lock()
 				h.traced = traced
+				h.mu.Unlock()
 				other := hosts[1-n]
 				for i := range runs {
 					label := fmt.Sprint(h.hostID, " ", i)

@@ -273,13 +273,13 @@ func (h *owHost) begin(p owPlan, header http.Header, source string) *owRun {
 	if h.major == 2 {
 		run.id = "acme/" + randomHex(16)
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, name := range []string{"Traceparent", "Tracestate"} {
 		if v := header.Values(name); h.traced && v != nil {
 			run.trace[name] = v
 		}
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.runs[run.id] = run
 	h.order = append(h.order, run)
 	return run
