@@ -193,6 +193,16 @@ function install() {
     });
   }
 
+  // --- between requests: connections
+
+  // A connection may serve one request after the other, in a pool of whoever has
+  // opened it, so what is heard on it is not for the one that it was opened for.
+  for (const [owner, name] of [[require('node:net').Socket.prototype, 'connect'], [require('node:tls'), 'connect']]) {
+    replace(owner, name, (connect) => function (...args) {
+      return within(undefined, () => connect.apply(this, args));
+    });
+  }
+
   // --- out: http and https
 
   // proxied tells of a request that was made and not yet sent whether wopproxy

@@ -361,6 +361,7 @@ func TestNode(t *testing.T) {
 				{"fetch", w.plain.URL, false, public},
 				{"fetch", w.tls.URL, false, public},
 				{"http2", w.plain.URL, false, public},
+				{"database", w.plain.URL, false, nothing}, // rather than another's
 			}
 			if proxies {
 				rows = append(rows,

@@ -6,6 +6,7 @@ import { EventEmitter, once } from 'node:events';
 import http, { get, request } from 'node:http';
 import https from 'node:https';
 import http2 from 'node:http2';
+import net from 'node:net';
 import { createRequire } from 'node:module';
 import { pipeline } from 'node:stream/promises';
 import { PassThrough, Readable } from 'node:stream';
@@ -25,6 +26,9 @@ let byEnvironment; // it warns
 let proxy;
 let session; // one for all, as HTTP/2 has it
 let channel;
+const stored = net.createServer((socket) => socket.pipe(socket)).listen(0);
+let database; // one connection for all, as clients of databases have it
+const asked = [];
 
 const clients = {
   get: (url) => awaited((done) => get(url, done)).then(answer),
@@ -36,6 +40,11 @@ const clients = {
     const { hostname, port } = new URL(process.env.WOPPROXY_EGRESS);
     return awaited((done) => http.get({ host: hostname, port, path: url, headers: { host: new URL(url).host }, agent: few }, done)).then(answer);
   },
+  database: (url) => new Promise((resolve, reject) => { // the call is made where its answer is heard
+    asked.push(() => get(url, resolve).on('error', reject));
+    database ??= net.connect(stored.address().port).on('data', (answers) => { for (const _ of answers) asked.shift()(); });
+    database.write('?');
+  }).then(answer),
   fetch: async (url) => (await fetch(url, { headers: { 'X-Own': '1' } })).text(),
   fetchOwn: async (url) => (await fetch(new Request(url, { method: 'POST', body: 'x', headers: { traceparent: '00-own' } }))).text(),
   undici: (url) => viaUndici(url, one),
