@@ -285,6 +285,13 @@ var blocking = []work{
 	{"/urllib/deque", 1, true},
 }
 
+// pooled is for hosts that a signal ends: Python itself would wait for a worker
+// that stays in a pool.
+var pooled = []work{
+	{"/urllib/pooled-queue", 1, true},
+	{"/urllib/pooled-simple-queue", 1, true},
+}
+
 var withLibraries = []work{
 	{"/requests/inline", 1, false},
 	{"/requests/thread", 1, false},
@@ -387,7 +394,7 @@ func TestPythonStandardLibrary(t *testing.T) {
 		for server, extra := range map[string]int{"threads": 0, "wsgiref": 1} {
 			t.Run(p.version+"/"+server, func(t *testing.T) {
 				o := newOutside(t)
-				play(t, o, startHost(t, p, o, server), 8, blocking, extra)
+				play(t, o, startHost(t, p, o, server), 8, slices.Concat(blocking, pooled), extra)
 			})
 		}
 		// With one request at a time: a process that runs threads should not fork.

@@ -63,7 +63,7 @@ class _Carried:
 
     def at_home(self):
         """Whether this is where the request itself is worked on."""
-        if self.lent:
+        if self.lent or self.thread is None:
             return False
         if self.task is not None:
             return self.task() is _task()
@@ -424,7 +424,9 @@ def _executor(module):
 
     def carrying(carried, fn):
         def work(*args, **kwargs):
-            token = _current.set(_Carried(carried.headers))
+            mine = _Carried(carried.headers)
+            mine.thread = mine.task = None  # a pool's thread is nobody's home
+            token = _current.set(mine)
             try:
                 return fn(*args, **kwargs)
             finally:
@@ -486,7 +488,7 @@ def _forked():
         _current.set(_Carried(carried.headers, lent=True))
 
 
-def _turn(original):
+def _turn(original, may_be_anothers=lambda carried: carried.lent):
     """A replacement for what hands work to a thread or process: from there on, a
     lent context may be the wrong one."""
 
@@ -495,15 +497,21 @@ def _turn(original):
             return original(*args, **kwargs)
         finally:
             carried = _current.get()
-            if carried is not None and carried.lent:
+            if carried is not None and may_be_anothers(carried):
                 _current.set(None)
 
     return turn
 
 
 def _queues(module):
+    """What is taken from a queue may be another request's, wherever it is not
+    taken by the one that is worked on: a pool may run a worker for good."""
+
+    def abroad(carried):
+        return not carried.at_home()
+
     def make(original):
-        turning = _turn(original)
+        turning = _turn(original, abroad)
 
         def get(self, *args, **kwargs):
             # Last in, first out is how spare connections are kept, not work.
@@ -515,8 +523,8 @@ def _queues(module):
     class SimpleQueue(module.SimpleQueue):
         __slots__ = ()
 
-        get = _turn(module.SimpleQueue.get)
-        get_nowait = _turn(module.SimpleQueue.get_nowait)
+        get = _turn(module.SimpleQueue.get, abroad)
+        get_nowait = _turn(module.SimpleQueue.get_nowait, abroad)
 
     SimpleQueue.__module__, SimpleQueue.__qualname__ = module.SimpleQueue.__module__, "SimpleQueue"
     _replace(module.Queue, "get", make)

@@ -180,9 +180,9 @@ class Workers:
     """A home-made pool, whose thread the first request starts: what it carries
     of that request must not stick to what it does for the others."""
 
-    def __init__(self, take, put):
+    def __init__(self, take, put, start=lambda work: threading.Thread(target=work, daemon=True).start()):
         self.take, self.put = take, put
-        threading.Thread(target=self.work, daemon=True).start()
+        start(self.work)
 
     def work(self):
         while True:
@@ -202,12 +202,17 @@ def run_by(name, make):
     return via
 
 
-def queue_workers(kind):
+def queue_workers(kind, *start):
     def make():
         q = kind()
-        return Workers(q.get, q.put)
+        return Workers(q.get, q.put, *start)
 
     return make
+
+
+def from_pool(work):
+    """Starts a worker that stays in a thread of somebody's pool."""
+    ThreadPoolExecutor(1).submit(work)
 
 
 def deque_workers():
@@ -231,6 +236,8 @@ VIA = {
 }
 VIA["queue"] = run_by("queue", queue_workers(queue.Queue))
 VIA["simple-queue"] = run_by("simple queue", queue_workers(queue.SimpleQueue))
+VIA["pooled-queue"] = run_by("pooled queue", queue_workers(queue.Queue, from_pool))
+VIA["pooled-simple-queue"] = run_by("pooled simple queue", queue_workers(queue.SimpleQueue, from_pool))
 VIA["deque"] = run_by("deque", deque_workers)
 
 
