@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
@@ -148,6 +149,30 @@ func TestRefusedTurnEndsNothing(t *testing.T) {
 	s.arrives(t, "/", sendMessage, nil)
 	if got := s.named(t, to, last, nil); got != "" {
 		t.Errorf("call beside two tasks = %s, want none", got)
+	}
+}
+
+// TestRefusedTurnBringsNothingBack: a turn of a task that has ended, which the
+// host refuses, does not make it the only run at work.
+func TestRefusedTurnBringsNothingBack(t *testing.T) {
+	for name, quarantine := range map[string]time.Duration{"forgotten": -1, "in quarantine": 50 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			host := peer(t, func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				w.Header().Set("Content-Type", "application/json")
+				if strings.Contains(string(body), "taskId") {
+					_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-32004,"message":"task is over"}}`)
+					return
+				}
+				_, _ = io.WriteString(w, strings.Replace(fmt.Sprintf(workingTask, 1), "working", "completed", 1))
+			})
+			s := newSidecar(t, "agent.example.com", "http://"+host, func(o *Options, _ *Policy) { o.Quarantine = quarantine })
+			s.arrives(t, "/", sendMessage, nil)
+			s.arrives(t, "/", laterTurn, nil)
+			if live := s.Live(); len(live) != 0 {
+				t.Errorf("live = %v, want nothing", live)
+			}
+		})
 	}
 }
 

@@ -403,7 +403,8 @@ func (x *exchange) end(r *http.Request) {
 		}
 	case x.goesOn && (x.failed != 0 || x.errorCode != ""):
 		// What was refused is this turn. Whether the run has ended is another
-		// question, which only a terminal state answers.
+		// question, which only a terminal state answers; and if it had, it still has.
+		x.p.runs.Relapse(x.run)
 	case x.over():
 		x.p.runs.End(x.run)
 	case x.msg.Protocol == wire.MCP && !x.answered && x.session != "":

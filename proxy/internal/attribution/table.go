@@ -62,6 +62,7 @@ type entry struct {
 	node     *list.Element // in active or ended; nil: in no table
 	touched  time.Time     // the last activity, or the end
 	ended    bool
+	revived  bool // it had ended, and nothing was heard of it since it was made live again
 	visits   int  // exchanges that work for it without being its own
 	over     bool // it ends with the last of them
 	read     bool // all ids that its requests mention are known
@@ -98,6 +99,8 @@ const (
 type Table struct {
 	o   Options
 	tag string
+	// born is when the table began to see runs, in the precision of links.
+	born time.Time
 
 	mu       sync.Mutex
 	byID     map[ancestry.RunID]*Run // by either id
@@ -120,7 +123,7 @@ type Table struct {
 func NewTable(o Options) *Table {
 	o = o.withDefaults()
 	return &Table{
-		o: o, tag: hostTag(o.HostID),
+		o: o, tag: hostTag(o.HostID), born: time.Now().Truncate(time.Millisecond),
 		byID:     make(map[ancestry.RunID]*Run),
 		byTrace:  make(map[ancestry.TraceID][]*Run),
 		bindings: make(map[Key][]*Run),
@@ -168,7 +171,24 @@ func (t *Table) Restore(r *Run) (*Run, bool) {
 	if known != nil {
 		return known, true
 	}
-	return r, t.Start(r)
+	if !t.Start(r) {
+		return r, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.revived = !r.Started.Before(t.born) // else it may be at work since before
+	return r, true
+}
+
+// Relapse ends r again if it had ended before Restore or Resume made it live, and
+// nothing was heard of it since: what it was made live for has not come about.
+func (t *Table) Relapse(r *Run) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.revived && r.visits == 0 {
+		t.endLocked(r, now)
+	}
 }
 
 // maxTraces bounds the traces that one run is known in: a conversation may go
@@ -239,7 +259,9 @@ func (t *Table) Resume(id ancestry.RunID) *Run {
 	r := t.byID[id]
 	if r != nil {
 		r.over = false
+		ended := r.ended
 		t.touchLocked(r, now)
+		r.revived = ended
 	}
 	return r
 }
@@ -469,7 +491,7 @@ func (t *Table) touchLocked(r *Run, now time.Time) {
 	if r.node == nil {
 		return
 	}
-	r.touched = now
+	r.touched, r.revived = now, false
 	if !r.ended {
 		t.active.MoveToBack(r.node)
 		return
