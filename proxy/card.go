@@ -20,15 +20,18 @@ var cardPaths = []string{
 	"/extendedAgentCard", "/v1/card", "/agent/authenticatedExtendedCard", // REST 1.0, 0.3, 0.2
 }
 
-// fetchesCard reports whether a GET or HEAD may be for a card: by its path, or,
-// if the caller says that it speaks A2A, by being for nothing else that A2A gets.
-func (x *exchange) fetchesCard(r *http.Request) bool {
+// fetchesCard reports whether a GET or HEAD may be for a card: surely by its
+// path; or, if the caller says that it speaks A2A, by being for nothing else that
+// A2A gets. Then it may still be for a file: so not if it asks for a part or for
+// the head alone.
+func (x *exchange) fetchesCard(r *http.Request) (may, sure bool) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return false
+		return false, false
 	}
 	path := r.URL.EscapedPath()
-	return x.head.hints.Protocol == wire.A2A && !strings.Contains(path, "/tasks") ||
-		slices.ContainsFunc(cardPaths, func(end string) bool { return strings.HasSuffix(path, end) })
+	sure = slices.ContainsFunc(cardPaths, func(end string) bool { return strings.HasSuffix(path, end) })
+	return sure || x.head.hints.Protocol == wire.A2A && !strings.Contains(path, "/tasks") &&
+		r.Method == http.MethodGet && r.Header["Range"] == nil, sure
 }
 
 // askForCard makes out, which is in on its way to the host, ask for a whole card
@@ -39,7 +42,8 @@ func (x *exchange) askForCard(in, out *http.Request) {
 	inResult := x.msg.Protocol == wire.A2A && x.isRPC() && slices.Contains(cardMethods, x.msg.Method)
 	path := x.head.hints.GRPC
 	framed := wire.AnswersCard(path)
-	if x.policy.KeepCards || !inResult && !framed && !x.fetchesCard(in) {
+	fetched, sure := x.fetchesCard(in)
+	if x.policy.KeepCards || !inResult && !framed && !fetched {
 		return
 	}
 	public := x.publicURL(in)
@@ -49,7 +53,7 @@ func (x *exchange) askForCard(in, out *http.Request) {
 	}
 	edit := wire.CardEdit{AddressEdit: x.addresses(public), Strip: x.policy.StripSignatures}
 	x.askForDocument(in, out, &document{
-		inside: inResult || framed, framed: framed,
+		inside: inResult || framed, framed: framed, json: fetched && !sure,
 		edit: func(body []byte) ([]byte, bool) {
 			var out []byte
 			var outcome wire.CardOutcome

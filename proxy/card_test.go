@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"log/slog"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // documentHost is a host that answers everything alike.
@@ -299,6 +301,50 @@ func TestCardsThatPass(t *testing.T) {
 				s.wantSeries(t, "wopproxy_codec_panics_total", 0)
 			})
 		}
+	}
+}
+
+// TestDownloadsAreNoCards: what a caller of A2A gets that is no card comes as the
+// host sends it, and as much of it as was asked for.
+func TestDownloadsAreNoCards(t *testing.T) {
+	rest := make(chan struct{})
+	ranges := make(chan string, 1)
+	host := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		ranges <- r.Method + " " + r.Header.Get("Range")
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		_, _ = io.WriteString(w, "first\n")
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-rest:
+		case <-r.Context().Done():
+		}
+	})
+	s := newSidecar(t, "agent.example.com", "http://"+host, func(_ *Options, p *Policy) { p.BodyPatience = time.Hour })
+	defer close(rest)
+	for _, tt := range []struct{ method, ranges string }{{"GET", ""}, {"GET", "bytes=5-"}, {"HEAD", ""}} {
+		r, err := http.NewRequestWithContext(t.Context(), tt.method, s.ingress.URL+"/artifacts/1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("A2A-Version", "1.0")
+		if tt.ranges != "" {
+			r.Header.Set("Range", tt.ranges)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		resp, err := http.DefaultClient.Do(r.WithContext(ctx))
+		if err != nil {
+			t.Fatalf("%s %s: %v", tt.method, tt.ranges, err)
+		}
+		if first := make([]byte, len("first\n")); tt.method == "GET" {
+			if _, err := io.ReadFull(resp.Body, first); err != nil {
+				t.Errorf("%s %s: %v while the host waits, want what it has sent", tt.method, tt.ranges, err)
+			}
+		}
+		if got, want := <-ranges, tt.method+" "+tt.ranges; got != want {
+			t.Errorf("the host was asked %q, want %q", got, want)
+		}
+		_ = resp.Body.Close()
+		cancel()
 	}
 }
 

@@ -24,6 +24,7 @@ type document struct {
 	missing func() (body []byte, contentType string)
 	vary    string // the header that selects a representation, which the answer has to name
 	framed  bool   // the document is the one message of an answer of gRPC
+	json    bool   // what is not JSON is none, and must not wait
 	inside  bool   // the document stands inside an answer that depends on more than the request's conditions
 
 	// caller is the request with the conditions that the caller has set. The host
@@ -110,7 +111,7 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 	h, d := resp.Header, x.document
 	switch {
 	case resp.StatusCode != http.StatusOK && (!d.inside || resp.StatusCode/100 != 2),
-		strings.HasPrefix(h.Get("Content-Type"), "text/event-stream"):
+		strings.HasPrefix(h.Get("Content-Type"), "text/event-stream"), d.json && !isJSON(h.Get("Content-Type")):
 		return nil, false
 	case h["Content-Encoding"] != nil || bodyBound(h) != "" || len(resp.Trailer) > 0:
 		d.unread()
