@@ -152,7 +152,7 @@ func (a Ancestor) check() error {
 	if _, err := ParseCause(string(a.Cause)); err != nil {
 		return err
 	}
-	if len(a.Event) > 128 || !visible(a.Event) {
+	if a.Event != "" && !ValidEvent(a.Event) {
 		return fmt.Errorf("event id %.140q: want at most 128 bytes of visible ASCII", a.Event)
 	}
 	if a.WellKnown == "" {
@@ -160,6 +160,10 @@ func (a Ancestor) check() error {
 	}
 	return checkURL(a.WellKnown)
 }
+
+// ValidEvent reports whether id can stand in a header as an event's id: 1 to 128
+// bytes of visible ASCII.
+func ValidEvent(id string) bool { return id != "" && len(id) <= 128 && visible(id) }
 
 func checkHost(s string) error {
 	if len(s) == 0 || len(s) > 255 || !visible(s) {

@@ -240,6 +240,11 @@ func TestAnnotate(t *testing.T) {
 	s.wantSeries(t, annotated("unread"), 4+1)         // what is no JSON, in streams
 	s.wantSeries(t, "wopproxy_codec_panics_total", 0)
 
+	s.cause(t, "run~1", causedEvent) // which is no id in v2, where ~ begins an escape
+	if _, got := read(t, s.ingress.URL+"/v1/runs/run~1/events/poll", ""); strings.Count(got, "causationHostId") != 3 {
+		t.Errorf("run~1: %s, want three events that name the host", got)
+	}
+
 	again := newSidecarOn(t, store, "h.example.com", h.URL, level3)
 	wantRenderings(t, again, h, "run-of-v1", "parent.example.com")
 }
@@ -493,6 +498,45 @@ func TestAnnotator(t *testing.T) {
 	got, err := io.ReadAll(streamOf(t, io.MultiReader(strings.NewReader("data: "+event), iotest.ErrReader(errAborted)), 2000))
 	if string(got) != "data: "+event || !errors.Is(err, errAborted) {
 		t.Errorf("broken off: %q, %v", got, err)
+	}
+}
+
+// What is not data of an open event does not wait for it.
+func TestAnnotatorHoldsDataOnly(t *testing.T) {
+	in, out := io.Pipe()
+	defer out.Close()
+	got := make(chan string, 10)
+	go func() {
+		a, buf := streamOf(t, in, 2000), make([]byte, 100)
+		for {
+			n, err := a.Read(buf)
+			if n > 0 {
+				got <- string(buf[:n])
+			}
+			if err != nil {
+				close(got)
+				return
+			}
+		}
+	}()
+	for _, step := range []struct{ write, read string }{
+		{": still here\n", ": still here\n"},
+		{"id: 1\r", "id: 1\r"},
+		{"\n", "\n"},
+		{"eve", ""},
+		{"nt: x\n", "event: x\n"},
+		{"data: x\nretry: 1\n: c\n", ""},
+		{"\n", "data: x\nretry: 1\n: c\n\n"},
+	} {
+		if _, err := io.WriteString(out, step.write); err != nil {
+			t.Fatal(err)
+		}
+		if step.read == "" {
+			continue // what comes next shows that this did wait
+		}
+		if passed := receive(t, got, step.read); passed != step.read {
+			t.Errorf("after %q: %q, want %q", step.write, passed, step.read)
+		}
 	}
 }
 

@@ -211,12 +211,15 @@ func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 	default:
 		return // OpenWOP has no cause for a plain request
 	}
+	event := x.causingEvent() // also where it is not told: it causes one call
 	if !tells || x.head.sealed {
 		return
 	}
-	x.sent = x.run.Chain.With(ancestry.Ancestor{
-		Run: x.run.ID(), Host: x.p.o.HostID, WellKnown: x.p.o.WellKnown, Cause: cause,
-	})
+	a := ancestry.Ancestor{Run: x.run.ID(), Host: x.p.o.HostID, WellKnown: x.p.o.WellKnown, Cause: cause}
+	if ancestry.ValidEvent(event) {
+		a.Event = event
+	}
+	x.sent = x.run.Chain.With(a)
 	r.Header[name] = []string{x.sent.Header()}
 }
 

@@ -36,6 +36,7 @@ const (
 	limitDial      = "dial-timeout" // a destination took no connection in time
 	limitDepth     = "max-depth"
 	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
+	limitToolCalls = "tool-calls"   // a run has too many open for their events to be known
 	limitVisits    = "max-visits-per-host"
 	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -162,7 +163,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched} {
+	for _, l := range []string{limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched, limitToolCalls} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

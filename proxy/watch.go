@@ -38,6 +38,7 @@ type watchedRun struct {
 	polls    *audit.Run
 	next     int64 // behind the newest event that any of them has seen
 	held     bool  // as of then: the latest decision may not be carried out yet
+	calls    toolCalls
 	found    []audit.Finding
 	reported map[string]bool // rule and event of what was found
 }
@@ -73,6 +74,9 @@ func (w *watcher) see(doc []byte, streamed bool, stream **audit.Run) {
 		w.reportLocked(run, (*check).Event(e))
 		if next := (*check).Next(); next >= run.next {
 			run.next, run.held = next, (*check).Held()
+		}
+		if !run.calls.see(e) {
+			w.p.metrics.limit(limitToolCalls)
 		}
 	}
 }
