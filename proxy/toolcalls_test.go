@@ -42,6 +42,7 @@ func TestToolCalls(t *testing.T) {
 		"no arguments known":             {"0 start", "1 call c1", "make {} ="},
 		"a tool that MCP does not reach": {"0 start", "1 native c1 {}", "make {} ="},
 		"the same id of two calls":       {"0 start", "1 call c1 {}", "2 return c1", "3 call c2 {}", "4 call c2 {}", "make {} ="},
+		"an id that is used again":       {"0 start", "1 call c1 {}", `2 call c1 {"a":1}`, `make {"a":1} =`},
 		"too many":                       append(many, `make {"i":1} =`),
 	} {
 		t.Run(name, func(t *testing.T) {
