@@ -67,16 +67,19 @@ func (x *exchange) askForDiscovery(in, out *http.Request) {
 		})
 		return
 	}
-	x.askForDocument(in, out, &document{
+	d := &document{
 		edit: func(body []byte) ([]byte, bool) {
 			out, outcome, _ := wire.RewriteDiscovery(body, edit)
 			x.p.metrics.discovery(outcome)
 			return out, len(out) > 0 && len(body) > 0 && &out[0] != &body[0]
 		},
-		unread:  func() { x.p.metrics.discovery(wire.DiscoveryRefused) },
-		missing: x.p.ownDiscovery,
-		vary:    "OpenWOP-Version",
-	})
+		unread: func() { x.p.metrics.discovery(wire.DiscoveryRefused) },
+		vary:   "OpenWOP-Version",
+	}
+	if path := in.URL.EscapedPath(); path == discoveryPath || path == strings.TrimSuffix(public.EscapedPath(), "/")+discoveryPath {
+		d.missing = x.p.ownDiscovery // elsewhere it would be of somebody else behind the host
+	}
+	x.askForDocument(in, out, d)
 }
 
 // extensionOf renders what the proxy adds to its host, and nothing that only the

@@ -86,7 +86,9 @@ func TestDiscovery(t *testing.T) {
 // proxy, in a type that is not the protocol's. One that fails has none invented.
 func TestDiscoveryOfAHostWithoutOne(t *testing.T) {
 	h := newDocumentHost(t)
-	s := newSidecar(t, "agent.example.com", "http://"+h.addr)
+	s := newSidecar(t, "agent.example.com", "http://"+h.addr, func(_ *Options, p *Policy) {
+		p.PublicURL = &url.URL{Scheme: "https", Host: "agents.example.com", Path: "/base/"}
+	})
 	fetch := func(status int, method string, header ...string) (*http.Response, string) {
 		h.answer.Store(&given{status, http.Header{"Content-Type": {"text/plain"}, "Retry-After": {"1"}}, "host says no"})
 		resp, body, _ := h.fetch(t, s, method, "/base/.well-known/openwop", header...)
@@ -106,6 +108,12 @@ func TestDiscoveryOfAHostWithoutOne(t *testing.T) {
 		t.Errorf("HEAD: %d, %d bytes, want 200, %d bytes", head.StatusCode, head.ContentLength, len(body))
 	}
 	s.wantSeries(t, discoveries("provided"), 3)
+	if other, body, _ := h.fetch(t, s, http.MethodGet, "/base/other/.well-known/openwop"); other.StatusCode != 404 || body != "host says no" {
+		t.Errorf("below another path: %d %q, want the host's own answer", other.StatusCode, body)
+	}
+	if root, _, _ := h.fetch(t, s, http.MethodGet, "/.well-known/openwop"); root.StatusCode != 200 {
+		t.Errorf("at the root: %d, want 200", root.StatusCode)
+	}
 	for _, status := range []int{http.StatusNotAcceptable, http.StatusUnauthorized, http.StatusInternalServerError, http.StatusServiceUnavailable} {
 		if resp, body := fetch(status, http.MethodGet); resp.StatusCode != status || body != "host says no" || resp.Header.Get("Retry-After") != "1" {
 			t.Errorf("a host that answers %d: %d %q, want its own answer", status, resp.StatusCode, body)
