@@ -107,7 +107,7 @@ func (c *toolCalls) close(id string) {
 // make takes a request for a call, and returns the event that has caused it, or
 // "" if that is not certain. It reports false if there are too many to follow.
 func (c *toolCalls) make(key string) (event string, ok bool) {
-	if c.lost || c.next == 0 {
+	if c.lost {
 		return "", true
 	}
 	call := c.of(key)

@@ -26,6 +26,7 @@ func TestToolCalls(t *testing.T) {
 		"one call":                       {"0 start", "1 call c1 {}", "make {} = e1"},
 		"v1 and v2":                      {"0 start", "1 called c1 {}", "make {} = e1"},
 		"a request before its event":     {"0 start", "make {} =", "1 call c1 {}", "make {} ="},
+		"a request before the log":       {"make {} =", "0 start", "1 call c1 {}", "make {} ="},
 		"each event causes one call":     {"0 start", "1 call c1 {}", "make {} = e1", "make {} ="},
 		"others have other arguments":    {"0 start", `1 call c1 {"a":1}`, `2 call c2 {"a":2}`, `make {"a":2} = e2`, `make {"a":1} = e1`, `make {"a":3} =`},
 		"order and space do not matter":  {"0 start", `1 call c1 {"a":1,"b":[{"c":2,"d":3}]}`, `make {"b":[{"d":3,"c":2}],"a":1} = e1`},
