@@ -326,6 +326,50 @@ func TestOpenWOPForksAndReplays(t *testing.T) {
 	}
 }
 
+// rendering is one way to read the log of a run.
+type rendering struct {
+	path, accept, last string
+	shows              string // something that must be in it
+}
+
+// renderings are all the ways that the host has.
+func (h *owHost) renderings(run *owRun) []rendering {
+	events := h.path("/runs/" + h.segment(run.id) + "/events")
+	return []rendering{
+		{path: events, shows: "event: run.completed"},
+		{path: events + "?streamMode=debug", shows: "event: agent.tool"},
+		{path: events + "?streamMode=debug", last: "0", shows: `"sequence":1`},
+		{path: events + "?streamMode=messages", shows: "event: ai.message.chunk"},
+		{path: events + "?streamMode=values", shows: "event: state.snapshot"},
+		{path: events + "?streamMode=updates,messages", shows: "event: updates"},
+		{path: events + "?streamMode=updates,debug,messages", shows: "event: debug"},
+		{path: events + "?streamMode=debug&bufferMs=100", shows: "event: batch"},
+		{path: events + "?streamMode=nonsense", shows: "unsupported_stream_mode"},
+		{path: events, accept: "application/json", shows: `"isComplete":true`},
+		{path: events + "/poll?afterSequence=0&lastSequence=0&timeout=1", shows: `"events":[{`},
+		{path: events + "/poll?afterSequence=99&lastSequence=99&timeout=1", shows: `"events":[]`},
+		{path: h.path("/runs"), shows: run.id},
+		{path: h.path("/runs/" + h.segment(run.id)), shows: `"completed"`},
+	}
+}
+
+// read is what a rendering looks like, its headers included, at the host or
+// through its proxy.
+func (r rendering) read(t testing.TB, base string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+r.path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range map[string]string{"Accept": r.accept, "Last-Event-ID": r.last} {
+		if v != "" {
+			req.Header.Set(name, v)
+		}
+	}
+	resp, body := answerTo(t, req)
+	return fmt.Sprintf("%d %s %s\n%s", resp.StatusCode, resp.Header.Get("Content-Type"), resp.Header.Get("OpenWOP-Version"), body)
+}
+
 // TestOpenWOPRenderings reads a log in each way there is, from the host and
 // through its proxy: the bytes are the same.
 func TestOpenWOPRenderings(t *testing.T) {
@@ -339,48 +383,49 @@ func TestOpenWOPRenderings(t *testing.T) {
 		if err := run.await(t); err != nil {
 			t.Fatal(err)
 		}
-		events := h.path("/runs/" + h.segment(run.id) + "/events")
-		read := func(base string, path string, header http.Header) string {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header = header
-			resp, body := answerTo(t, req)
-			return fmt.Sprintf("%d %s %s\n%s", resp.StatusCode, resp.Header.Get("Content-Type"), resp.Header.Get("OpenWOP-Version"), body)
-		}
-		for _, r := range []struct {
-			path, accept, last, shows string
-		}{
-			{events, "", "", "event: run.completed"},
-			{events + "?streamMode=debug", "", "", "event: agent.tool"},
-			{events + "?streamMode=debug", "", "1", `"sequence":2`},
-			{events + "?streamMode=messages", "", "", "event: ai.message.chunk"},
-			{events + "?streamMode=values", "", "", "event: state.snapshot"},
-			{events + "?streamMode=updates,messages", "", "", "event: updates"},
-			{events + "?streamMode=updates,debug,messages", "", "", "event: debug"},
-			{events + "?streamMode=debug&bufferMs=100", "", "", "event: batch"},
-			{events + "?streamMode=nonsense", "", "", "unsupported_stream_mode"},
-			{events, "application/json", "", `"isComplete":true`},
-			{events + "/poll?afterSequence=0&lastSequence=0&timeout=1", "", "", `"events":[{`},
-			{events + "/poll?afterSequence=99&lastSequence=99&timeout=1", "", "", `"events":[]`},
-			{h.path("/runs"), "", "", run.id},
-			{h.path("/runs/" + h.segment(run.id)), "", "", `"completed"`},
-		} {
-			header := http.Header{}
-			if r.accept != "" {
-				header.Set("Accept", r.accept)
-			}
-			if r.last != "" {
-				header.Set("Last-Event-ID", r.last)
-			}
-			direct := read(h.base, r.path, header)
+		for _, r := range h.renderings(run) {
+			direct := r.read(t, h.base)
 			if !strings.Contains(direct, r.shows) {
 				t.Errorf("v%d: %s at the host = %s, want %s in it", major, r.path, direct, r.shows)
 			}
-			if through := read(h.ingress, r.path, header); through != direct {
+			if through := r.read(t, h.ingress); through != direct {
 				t.Errorf("v%d: %s (%s) through the proxy =\n%s\nwant what the host sends:\n%s", major, r.path, r.accept, through, direct)
 			}
+		}
+	}
+}
+
+// TestOpenWOPCausation: of a run that an event on another host is said to have
+// caused, the one event that names it gets the other host's id, in each way there
+// is to read it, and no other byte changes.
+func TestOpenWOPCausation(t *testing.T) {
+	callee := newOWHost(t, "callee.example.com", 2, "127.0.0.3")
+	for _, major := range []int{1, 2} {
+		h := newOWHost(t, "host.example.com", major, "127.0.0.2", settings{"ingress.discovery.causation": "claim"})
+		event := "ev-" + randomHex(16)
+		ancestry := forgedAncestry("acme/0123456789abcdef", "parent.example.com", "https://parent.example.com/.well-known/openwop")
+		ancestry["Run-Ancestry"][0] += fmt.Sprintf(";ev=%q", event)
+		run := h.begun(t, owPlan{Label: "root", Cause: event, Calls: []owCall{
+			{Via: "a2a", To: callee.at(), Plan: owPlan{Label: fmt.Sprint("child ", major)}},
+		}}, ancestry)
+		if err := run.await(t); err != nil {
+			t.Fatal(err)
+		}
+		annotated := 0
+		for _, r := range h.renderings(run) {
+			direct := r.read(t, h.base)
+			before, after, found := strings.Cut(direct, `"causationId":"`+event+`"`)
+			want := direct
+			if found {
+				annotated++
+				want = before + `"causationId":"` + event + `"` + strings.Replace(after, `"payload":{`, `"payload":{"causationHostId":"parent.example.com",`, 1)
+			}
+			if through := r.read(t, h.ingress); through != want {
+				t.Errorf("v%d: %s (%s) through the proxy =\n%s\nwant:\n%s", major, r.path, r.accept, through, want)
+			}
+		}
+		if annotated != 6 {
+			t.Errorf("v%d: %d renderings show the event, want 6", major, annotated)
 		}
 	}
 }

@@ -43,7 +43,8 @@ type owHost struct {
 // label is the test's name for the run.
 type owPlan struct {
 	Label string   `json:"label"`
-	Wait  bool     `json:"wait,omitempty"` // for the host to be opened, before the calls
+	Wait  bool     `json:"wait,omitempty"`  // for the host to be opened, before the calls
+	Cause string   `json:"cause,omitempty"` // an event that the caller names: what has caused the first tool call
 	Calls []owCall `json:"calls,omitempty"`
 }
 
@@ -415,7 +416,11 @@ func (h *owHost) work(run *owRun) {
 	}
 	for i, c := range run.plan.Calls {
 		payload := map[string]any{"agentId": "caller", "toolName": c.Via, "callId": fmt.Sprint("call-", i)}
-		cause := run.add(called, payload, "")
+		cause := ""
+		if i == 0 {
+			cause = run.plan.Cause
+		}
+		cause = run.add(called, payload, cause)
 		run.chunk(`{"text":"asking \u00e9\/"}`)
 		err := h.call(run, c)
 		run.add(returned, payload, cause)
