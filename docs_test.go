@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -23,7 +24,7 @@ import (
 )
 
 // documents are the texts that are held to what the program does.
-var documents = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "deploy/compose/README.md"}
+var documents = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CONFORMANCE.md", "deploy/README.md", "deploy/compose/README.md"}
 
 func read(t *testing.T, name string) string {
 	t.Helper()
@@ -439,5 +440,55 @@ func TestSidecarManifest(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("example in deploy/README.md (-configuration +around it):\n%s", diff)
+	}
+}
+
+// TestConformanceNamesTests looks for each test that the table names, and for the
+// file of each case. A rule that no test shows has to say so.
+func TestConformanceNamesTests(t *testing.T) {
+	declared := map[string]string{} // the folder of each test
+	cases := map[string]bool{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		switch {
+		case strings.HasSuffix(path, "_test.go"):
+			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(read(t, path), -1) {
+				declared[m[1]] = filepath.Dir(path)
+			}
+		case strings.HasSuffix(path, ".txtar"):
+			cases[filepath.ToSlash(path)] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders := map[string]string{"TestScenarios": "scenario/", "TestRules": "", "TestGoldenDiscovery": "discovery/", "TestGoldenCausation": "causation/"}
+	rules, named := 0, 0
+	for line := range strings.Lines(read(t, "CONFORMANCE.md")) {
+		rule, shown, found := strings.Cut(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if !found || rule == " rule" {
+			continue
+		}
+		rules++
+		tests := regexp.MustCompile("`(Test\\w+)(?:/([\\w-]+))?`").FindAllStringSubmatch(shown, -1)
+		if len(tests) == 0 && !strings.HasPrefix(strings.TrimSpace(shown), "Not ") {
+			t.Errorf("CONFORMANCE.md: %s: neither a test nor why there is none", rule)
+		}
+		for _, m := range tests {
+			named++
+			dir, ok := declared[m[1]]
+			if !ok {
+				t.Errorf("CONFORMANCE.md names %s, which does not exist", m[1])
+			}
+			if file := dir + "/testdata/" + folders[m[1]] + m[2] + ".txtar"; m[2] != "" && !cases[filepath.ToSlash(file)] {
+				t.Errorf("CONFORMANCE.md names %s/%s, but there is no %s", m[1], m[2], file)
+			}
+		}
+	}
+	if rules < 60 || named < rules {
+		t.Errorf("CONFORMANCE.md has %d rules and %d tests: the table was not read", rules, named)
 	}
 }
