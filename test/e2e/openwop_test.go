@@ -439,16 +439,51 @@ func TestOpenWOPStreamIsNotHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	seen, buf := "", make([]byte, 4096)
-	for !strings.Contains(seen, "event: run.started") {
-		n, err := resp.Body.Read(buf)
-		if seen += string(buf[:n]); err != nil {
-			t.Fatalf("the stream has ended with %q: %v", seen, err)
-		}
-	}
+	readUntil(t, resp.Body, "event: run.started")
 	h.open()
 	rest, err := io.ReadAll(resp.Body)
 	if err != nil || !strings.Contains(string(rest), "event: run.completed") {
 		t.Errorf("the rest of the stream = %q, %v", rest, err)
+	}
+}
+
+// readUntil reads a stream until it has shown some text, and returns all of it.
+func readUntil(t testing.TB, r io.Reader, text string) (seen string) {
+	t.Helper()
+	for buf := make([]byte, 4096); !strings.Contains(seen, text); {
+		n, err := r.Read(buf)
+		if seen += string(buf[:n]); err != nil && !strings.Contains(seen, text) {
+			t.Fatalf("the stream has ended with %q: %v", seen, err)
+		}
+	}
+	return seen
+}
+
+// TestOpenWOPCausingEvent: while somebody reads the log of a run, the event of its
+// tool call goes with the call to the other host's proxy.
+func TestOpenWOPCausingEvent(t *testing.T) {
+	for _, majors := range owPairs {
+		t.Run(fmt.Sprintf("from v%d to v%d", majors[0], majors[1]), func(t *testing.T) {
+			t.Parallel()
+			planner := newOWHost(t, "planner.example.com", majors[0], "127.0.0.2")
+			worker := newOWHost(t, "worker.example.com", majors[1], "127.0.0.3")
+			run := planner.begun(t, owPlan{Label: "root", Wait: true, Calls: []owCall{{Via: "mcp", To: worker.at(), Plan: owPlan{Label: "child"}}}}, nil)
+			resp, err := direct.Get(planner.ingress + planner.path("/runs/"+planner.segment(run.id)+"/events?streamMode=debug"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			readUntil(t, resp.Body, `"callId":"call-0"`)
+			planner.open()
+			if err := run.await(t); err != nil {
+				t.Fatal(err)
+			}
+			entries, _, _ := run.after(0)
+			event := decode[struct{ EventID, Type string }](t, entries[0].doc)
+			code, body := get(t, worker.admin+"/ancestry/v1/runs/"+worker.called("child").minted)
+			if code != http.StatusOK || !strings.HasPrefix(event.Type, "agent.tool") || !strings.Contains(string(body), `"`+event.EventID+`"`) {
+				t.Errorf("what is recorded of the child = %d %s, want the event %+v in it", code, body, event)
+			}
+		})
 	}
 }

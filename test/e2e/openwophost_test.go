@@ -43,7 +43,7 @@ type owHost struct {
 // label is the test's name for the run.
 type owPlan struct {
 	Label string   `json:"label"`
-	Wait  bool     `json:"wait,omitempty"`  // for the host to be opened, before the calls
+	Wait  bool     `json:"wait,omitempty"`  // for the host to be opened, when the first call is in the log and not yet made
 	Cause string   `json:"cause,omitempty"` // an event that the caller names: what has caused the first tool call
 	Calls []owCall `json:"calls,omitempty"`
 }
@@ -402,35 +402,49 @@ func (h *owHost) rpc(w http.ResponseWriter, id json.RawMessage, key string, v an
 // work does what a run is for, and ends it.
 func (h *owHost) work(run *owRun) {
 	run.add("run.started", map[string]any{"workflowId": "calls", "inputs": run.plan}, "")
-	if run.plan.Wait {
-		select {
-		case <-h.opened:
-		case <-time.After(patience):
-			run.end(errors.New("never opened"))
-			return
-		}
-	}
 	called, returned := "agent.toolCalled", "agent.toolReturned"
 	if h.major == 2 {
 		called, returned = "agent.tool-called", "agent.tool-returned"
 	}
 	for i, c := range run.plan.Calls {
-		payload := map[string]any{"agentId": "caller", "toolName": c.Via, "callId": fmt.Sprint("call-", i)}
+		payload := map[string]any{"agentId": "caller", "toolName": "run", "callId": fmt.Sprint("call-", i), "transport": c.Via, "inputs": c.Plan}
 		cause := ""
 		if i == 0 {
 			cause = run.plan.Cause
 		}
 		cause = run.add(called, payload, cause)
+		if i == 0 && !h.ready(run) {
+			run.end(errors.New("never opened"))
+			return
+		}
 		run.chunk(`{"text":"asking \u00e9\/"}`)
 		err := h.call(run, c)
-		run.add(returned, payload, cause)
+		run.add(returned, map[string]any{"agentId": "caller", "toolName": "run", "callId": fmt.Sprint("call-", i)}, cause)
 		run.add("node.completed", map[string]any{"nodeId": fmt.Sprint("node-", i)}, "")
 		if err != nil {
 			run.end(err)
 			return
 		}
 	}
+	if len(run.plan.Calls) == 0 && !h.ready(run) {
+		run.end(errors.New("never opened"))
+		return
+	}
 	run.end(nil)
+}
+
+// ready waits for the host to be opened, if the run has to, and reports false if
+// it never was.
+func (h *owHost) ready(run *owRun) bool {
+	if !run.plan.Wait {
+		return true
+	}
+	select {
+	case <-h.opened:
+		return true
+	case <-time.After(patience):
+		return false
+	}
 }
 
 // call begins a run on another host and waits for its end.
