@@ -276,11 +276,25 @@ func (p *Proxy) knownRun(ctx context.Context, id ancestry.RunID) *attribution.Ru
 	if run == nil {
 		return nil
 	}
+	p.recall(ctx, run)
 	run, ok := p.runs.Restore(run)
 	if !ok {
 		p.metrics.limit(limitRuns)
 	}
 	return run
+}
+
+// recall asks the store, after a restart, whether the trace of a run that begins
+// had another one before: that one may be at work still, and call out.
+func (p *Proxy) recall(ctx context.Context, run *attribution.Run) {
+	if run.Trace.IsZero() || !p.runs.Unseen() {
+		return
+	}
+	links, err := p.o.Recorder.Trace(ctx, run.Trace, 2)
+	other := func(l ancestry.Link) bool { return l.Host == "" && l.Run != run.First }
+	if err != nil || slices.ContainsFunc(links, other) {
+		p.runs.Retire(run.Trace)
+	}
 }
 
 // knownID reports whether a run of that id has been recorded.
@@ -327,6 +341,7 @@ func (x *exchange) startRun(r *http.Request) {
 	if x.p.o.EchoedIDs {
 		x.run.Mentions, x.run.Read = x.mentions(r)
 	}
+	x.p.recall(r.Context(), x.run)
 	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
 	}

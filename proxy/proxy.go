@@ -37,6 +37,7 @@ import (
 type Recorder interface {
 	Record(ancestry.Link) ancestry.Commit
 	Lookup(context.Context, ancestry.RunID) (ancestry.Link, error)
+	Trace(ctx context.Context, id ancestry.TraceID, limit int) ([]ancestry.Link, error)
 }
 
 // Options configure a Proxy for its lifetime. HostID and Recorder are required,
@@ -60,6 +61,7 @@ type Options struct {
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
+	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
 	CA    *CA            // signs for the destinations that Policy.Intercept names; nil: all TLS passes blind
@@ -124,7 +126,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 		o: o,
 		runs: attribution.NewTable(attribution.Options{
 			HostID: o.HostID, TTL: o.RunTTL, Quarantine: o.Quarantine,
-			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight, Echoes: o.EchoedIDs,
+			MaxRuns: o.MaxRuns, MaxBindings: o.MaxBindings, NoSingle: !o.SingleFlight, Unseen: o.unseen(), Echoes: o.EchoedIDs,
 		}),
 		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
 		tasks:     newTasks(o.MaxTasks, o.TaskTTL),
@@ -153,6 +155,22 @@ func New(o Options, p Policy) (*Proxy, error) {
 		return runs, bindings, px.webhooks.Len(), px.tunnels.len()
 	})
 	return px, nil
+}
+
+// unseen is how long runs may be at work that began before.
+func (o Options) unseen() time.Duration {
+	if !o.Restarted {
+		return 0
+	}
+	return cmp.Or(o.RunTTL, time.Hour)
+}
+
+// Idle reports whether no run is live.
+func (p *Proxy) Idle() bool {
+	for range p.runs.Live {
+		return false
+	}
+	return true
 }
 
 // SetPolicy replaces the policy. Exchanges that have begun keep the one they

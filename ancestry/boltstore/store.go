@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -54,6 +55,7 @@ type Store struct {
 	windows atomic.Pointer[[]*window] // newest first, never empty; replaced, never changed
 	closed  atomic.Bool
 	lock    *os.File // of the directory
+	settled bool
 
 	write  sync.Mutex // held by the one who writes or replaces windows
 	broken error      // a commit that panicked: what bbolt holds in memory cannot be trusted
@@ -89,6 +91,7 @@ func (s *Store) open() (err error) {
 	if s.lock, err = lockDir(s.o.Dir, s.o.Wait); err != nil {
 		return explain(s.o.Dir, err)
 	}
+	s.settled = os.Remove(s.mark()) == nil
 	var windows []*window
 	defer func() {
 		if err != nil {
@@ -119,10 +122,27 @@ func (s *Store) open() (err error) {
 			return err
 		}
 		windows = []*window{w}
+		s.settled = true
 	}
 	s.windows.Store(&windows)
 	return nil
 }
+
+// Settled reports whether the store was new when it was opened, or had been
+// settled when it was closed. Otherwise runs that it has may be at work still.
+func (s *Store) Settled() bool { return s.settled }
+
+// Settle notes that all runs of the store are over. It is to be called last
+// before Close; the note is gone when the store is opened again.
+func (s *Store) Settle() error {
+	f, err := os.Create(s.mark())
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func (s *Store) mark() string { return filepath.Join(s.o.Dir, "settled") }
 
 func (o Options) check() error {
 	switch {

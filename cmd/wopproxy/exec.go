@@ -228,7 +228,7 @@ func (h *execHost) open(ctx context.Context, stderr io.Writer) (*sidecar, error)
 	if h.quiet { // without a file; whoever walks the ancestry comes to ingress
 		h.config.Host.WellKnownURL.Host = reachable(l.ingress.Addr())
 	}
-	return newSidecarOn(ctx, h.config, l, store, os.LookupEnv, stderr)
+	return newSidecarOn(ctx, h.config, l, forOwnHost(store), os.LookupEnv, stderr)
 }
 
 // inside starts the host once s serves, and returns how it ended. It returns

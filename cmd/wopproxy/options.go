@@ -58,6 +58,7 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxWatched: c.Limits.WatchedRuns,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,
 		MaxTasks: c.Limits.Tasks, TaskTTL: c.Tracing.TaskTTL.Duration,
+		Restarted:    s.restarted(),
 		SingleFlight: c.Attribution.SingleFlight, EchoedIDs: c.Attribution.EchoedIDs,
 		CA: s.trust.ca, Roots: s.trust.roots,
 		Registerer: s.metrics, Logger: s.log,
@@ -66,6 +67,26 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		o.Tracer = s.tracing
 	}
 	return o
+}
+
+// restarted reports whether the host may be at work for runs that began before
+// this start: they were not over when the store was last closed, or nobody was
+// there to say so.
+func (s *sidecar) restarted() bool {
+	st, ok := s.store.(settler)
+	if !ok || st.Settled() {
+		return false
+	}
+	s.log.Info("runs that began before this start may be at work still; where evidence needs all live runs to be known, calls are left alone until runs.ttl is over", "ttl", s.started.Runs.TTL.String())
+	return true
+}
+
+// settle notes for the next start that no run is left.
+func (s *sidecar) settle() error {
+	if st, ok := s.store.(settler); ok && s.proxy.Idle() {
+		return st.Settle()
+	}
+	return nil
 }
 
 // proxyPolicy is the part that can change while the proxy runs.

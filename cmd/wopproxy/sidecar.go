@@ -169,7 +169,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	case <-traffic.done: // a listener has failed
 		s.draining.Store(true)
 	}
-	err := errors.Join(reloader.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.store.Close(), admin.stop())
+	err := errors.Join(reloader.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop())
 	s.log.InfoContext(ctx, "stopped")
 	return err
 }

@@ -147,7 +147,7 @@ func (w *wrapper) openStore(c *config.Config, log *slog.Logger) (store ancestry.
 		dir, err = storesOf("stdio", c.Host.ID)
 	}
 	if err == nil {
-		store, err = firstFree(dir)(c, log)
+		store, err = forOwnHost(firstFree(dir))(c, log)
 	}
 	if err != nil {
 		log.Warn("links are not kept; say with -store where they can be", "err", err)

@@ -23,6 +23,27 @@ func theStore(c *config.Config, log *slog.Logger) (ancestry.Store, error) {
 	return openBolt(c, c.Ancestry.Store.Bolt.Dir, 0, log)
 }
 
+// settler is a store that knows whether the runs it tells of are over.
+type settler interface {
+	Settled() bool
+	Settle() error
+}
+
+// forOwnHost opens a store for a host that ends with us: none of its runs goes on
+// when we start again.
+func forOwnHost(open openStore) openStore {
+	return func(c *config.Config, log *slog.Logger) (ancestry.Store, error) {
+		s, err := open(c, log)
+		if err != nil {
+			return nil, err
+		}
+		return ownHosts{s}, nil
+	}
+}
+
+// ownHosts is a store that is no settler.
+type ownHosts struct{ ancestry.Store }
+
 // maxStores is how many processes of one user may share a folder of stores.
 const maxStores = 256
 

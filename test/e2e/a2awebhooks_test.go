@@ -154,7 +154,9 @@ func TestA2AWebhookRuns(t *testing.T) {
 					want := truth[g.task]
 					if g.trace == want.trace && g.run == want.run {
 						known++
-					} else if g.run != "" || g.trace != "" && shared {
+					} else if g.run != "" || g.trace != "" && g.trace != want.trace && shared {
+						// Of a token that is shared the agent's side may know the last task by
+						// elimination, and the caller's may not yet.
 						t.Errorf("webhook of task %s arrived for run %q in trace %q, want %s in %s", g.task, g.run, g.trace, want.run, want.trace)
 					}
 				}

@@ -44,6 +44,7 @@ const (
 	ReasonSharedProcess   Reason = "shared-process"    // the process that called works for several runs, or may
 	ReasonSharedEcho      Reason = "shared-echo"       // the call mentions ids of several runs
 	ReasonOtherWork       Reason = "other-work"        // one run is live, but something that is no run is too
+	ReasonRestarted       Reason = "restarted"         // a run that began before a restart of the proxy may be the caller
 	ReasonTableFull       Reason = "table-full"        // a run that found no place may be the caller
 	ReasonUnproven        Reason = "unproven-state"    // the tracestate member names a run that is not known in the trace of the call
 	ReasonSingleFlightOff Reason = "single-flight-off" // one run is live, and the rung is turned off
@@ -53,7 +54,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		ReasonNoLiveRun, ReasonManyLiveRuns, ReasonSharedTrace, ReasonSharedKey, ReasonSharedProcess, ReasonSharedEcho,
-		ReasonOtherWork, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
+		ReasonOtherWork, ReasonRestarted, ReasonTableFull, ReasonUnproven, ReasonSingleFlightOff,
 	}
 }
 
@@ -110,7 +111,10 @@ func (t *Table) Attribute(c Clues) Verdict {
 		}
 		consider(ancestry.EvidenceTraceState, id)
 	}
-	blind := now.Before(t.blindUntil)
+	var blind Reason
+	if now.Before(t.blindUntil) {
+		blind = t.blindWhy
+	}
 	byTrace, whyNot := t.byTraceLocked(c.Spans, blind)
 	why = cmp.Or(why, whyNot)
 	consider(ancestry.EvidenceTraceID, byTrace)
@@ -158,16 +162,17 @@ func (t *Table) touchActiveLocked(r *Run, now time.Time) {
 // byTraceLocked names the one run that the call's trace has seen on this host.
 // Of several it is the one that was handed exactly the span id that the call
 // bears: a host without spans of its own returns what it was given.
-func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason) {
+func (t *Table) byTraceLocked(spans [2]Span, blind Reason) (ancestry.RunID, Reason) {
 	var why Reason
 	for _, s := range spans {
 		if s.Trace.IsZero() {
 			continue
 		}
 		runs := t.byTrace[s.Trace]
-		if blind && len(runs) > 0 {
-			// Without spans of our own, two runs may have been handed the same one.
-			why = cmp.Or(why, ReasonTableFull)
+		if blind == ReasonTableFull && len(runs) > 0 {
+			// Without spans of our own, two runs may have been handed the same one. Of a
+			// run before a restart its trace is known: see Retire.
+			why = cmp.Or(why, blind)
 			continue
 		}
 		other := t.others[s.Trace] != nil
@@ -196,7 +201,7 @@ func (t *Table) byTraceLocked(spans [2]Span, blind bool) (ancestry.RunID, Reason
 // byKeyLocked names the one live run that a conversation id is bound to. The
 // first id that is bound decides, unless another one is bound to another run
 // alone.
-func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
+func (t *Table) byKeyLocked(keys []Key, blind Reason) (ancestry.RunID, Reason) {
 	var found *Run
 	for _, k := range keys {
 		runs := t.bindings[k]
@@ -204,8 +209,8 @@ func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
 		case k.ID == "" || len(runs) == 0 || found != nil && len(runs) > 1:
 		case len(runs) > 1 || found != nil && found != runs[0]:
 			return "", ReasonSharedKey
-		case blind:
-			return "", ReasonTableFull
+		case blind != "":
+			return "", blind
 		default:
 			found = runs[0]
 		}
@@ -218,7 +223,7 @@ func (t *Table) byKeyLocked(keys []Key, blind bool) (ancestry.RunID, Reason) {
 
 // byEchoLocked names the one run whose ids the call mentions. An id that another
 // run was given in a request, too, is no evidence: it may come from there.
-func (t *Table) byEchoLocked(ids []string, blind bool) (ancestry.RunID, Reason) {
+func (t *Table) byEchoLocked(ids []string, blind Reason) (ancestry.RunID, Reason) {
 	var found *Run
 	for _, id := range ids {
 		owners := t.bindings[Key{kindOwn, id}]
@@ -235,22 +240,22 @@ func (t *Table) byEchoLocked(ids []string, blind bool) (ancestry.RunID, Reason) 
 	switch {
 	case found == nil || t.unread > 0:
 		return "", ""
-	case blind:
-		return "", ReasonTableFull
+	case blind != "":
+		return "", blind
 	}
 	return found.ID(), ""
 }
 
 // onlyLocked names the run that is alone on this host. One that ended within
 // the quarantine still counts, because hosts leave work behind.
-func (t *Table) onlyLocked(now time.Time, blind bool) (ancestry.RunID, Reason) {
+func (t *Table) onlyLocked(now time.Time, blind Reason) (ancestry.RunID, Reason) {
 	switch n := t.active.Len() + t.ended.Len(); {
 	case n > 1:
 		return "", ReasonManyLiveRuns
 	case n == 0:
 		return "", ReasonNoLiveRun
-	case blind:
-		return "", ReasonTableFull
+	case blind != "":
+		return "", blind
 	case t.other > 0 || now.Before(t.otherUntil):
 		return "", ReasonOtherWork
 	case t.o.NoSingle:

@@ -15,6 +15,7 @@ import (
 type Options struct {
 	HostID      string        // the host whose runs these are; part of the tracestate member
 	TTL         time.Duration // a run is forgotten this long after its last activity; default 1 h
+	Unseen      time.Duration // runs that the table does not know may be at work for so long; default: there are none
 	Quarantine  time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns     int           // runs kept at most; default 100 000
 	MaxBindings int           // conversation ids kept at most; default 100 000
@@ -115,8 +116,10 @@ type Table struct {
 	others   map[ancestry.TraceID]*otherTrace // the traces that they are in
 	// otherUntil is the end of the quarantine of such exchanges.
 	otherUntil time.Time
-	// blindUntil is when the last run that found no place has surely ended.
+	// blindUntil is when the last run that found no place, or that began before the
+	// table was there, has surely ended; blindWhy says which of the two it was.
 	blindUntil time.Time
+	blindWhy   Reason
 }
 
 // NewTable returns an empty table.
@@ -124,6 +127,7 @@ func NewTable(o Options) *Table {
 	o = o.withDefaults()
 	return &Table{
 		o: o, tag: hostTag(o.HostID), born: time.Now().Truncate(time.Millisecond),
+		blindUntil: time.Now().Add(o.Unseen), blindWhy: ReasonRestarted,
 		byID:     make(map[ancestry.RunID]*Run),
 		byTrace:  make(map[ancestry.TraceID][]*Run),
 		bindings: make(map[Key][]*Run),
@@ -131,6 +135,23 @@ func NewTable(o Options) *Table {
 		retired:  retired{count: make(map[ancestry.TraceID]int)},
 		active:   list.New(),
 		ended:    list.New(),
+	}
+}
+
+// Unseen reports whether runs may be at work that began before the table was
+// there.
+func (t *Table) Unseen() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.blindWhy == ReasonRestarted && time.Now().Before(t.blindUntil)
+}
+
+// Retire notes that a trace has had a run which the table does not know.
+func (t *Table) Retire(trace ancestry.TraceID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.retired.has(trace) {
+		t.retired.add(trace)
 	}
 }
 
@@ -146,7 +167,7 @@ func (t *Table) Start(r *Run) bool {
 
 func (t *Table) startLocked(r *Run, now time.Time) bool {
 	if t.active.Len()+t.ended.Len() >= t.o.MaxRuns {
-		t.blindUntil = now.Add(t.o.TTL)
+		t.blindUntil, t.blindWhy = now.Add(t.o.TTL), ReasonTableFull
 		return false
 	}
 	r.touched, r.ended, r.read = now, false, r.Read
@@ -350,7 +371,7 @@ func (t *Table) bindLocked(r *Run, key Key) bool {
 	if t.bound >= t.o.MaxBindings {
 		// A conversation whose second run is unknown must not look like one
 		// with a single run.
-		t.blindUntil = time.Now().Add(t.o.TTL)
+		t.blindUntil, t.blindWhy = time.Now().Add(t.o.TTL), ReasonTableFull
 		return false
 	}
 	t.bound++
