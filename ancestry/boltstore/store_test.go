@@ -685,3 +685,26 @@ func TestOpenAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// A store says whether its runs were over when it was closed: a new one has none,
+// and one that was left without a word may have some.
+func TestSettled(t *testing.T) {
+	dir := t.TempDir()
+	for i, want := range []bool{true, false, true, false} {
+		s, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Settled() != want {
+			t.Errorf("open %d: Settled = %v, want %v", i, !want, want)
+		}
+		if i == 1 {
+			if err := s.Settle(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -155,7 +155,7 @@ func TestStartRefusesDamagedStore(t *testing.T) {
 			s := start(t, "host.example.com", idleHost(t), settings{"ancestry.store.bolt.dir": dir})
 			begin(t, s, "", http.StatusOK)
 			s.stop(t)
-			files, err := filepath.Glob(filepath.Join(dir, "*"))
+			files, err := filepath.Glob(filepath.Join(dir, "*.db"))
 			if err != nil || len(files) != 1 {
 				t.Fatalf("files of the store = %v, %v, want one", files, err)
 			}

@@ -387,3 +387,41 @@ func BenchmarkAttribute(b *testing.B) {
 		}
 	}
 }
+
+// TestUnseen: while runs may be at work that began before the table was there, no
+// run is the only one, and none is alone in a trace that the store knows another
+// run of. What names a run itself counts as ever.
+func TestUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(Options{Unseen: time.Minute})
+		a := start(t, tab, &Run{First: "a", Trace: traceA, Span: ancestry.SpanID{1}})
+		b := start(t, tab, &Run{First: "b", Trace: traceB, Span: ancestry.SpanID{2}})
+		tab.End(b)
+		tab.Bind(a, Key{KindA2AContext, "conversation-1234"})
+		tab.Retire(traceA)
+		time.Sleep(2 * time.Second) // b is over
+		for _, tt := range []struct {
+			name  string
+			clues Clues
+			want  ancestry.RunID
+			why   Reason
+		}{
+			{"nothing", Clues{}, "", ReasonRestarted},
+			{"its conversation", Clues{Keys: []Key{{KindA2AContext, "conversation-1234"}}}, "", ReasonRestarted},
+			{"a trace that another run had", Clues{Spans: [2]Span{{}, {Trace: traceA}}}, "", ReasonSharedTrace},
+			{"the span that it was handed", Clues{Spans: [2]Span{{}, {Trace: traceA, Span: a.Span}}}, "a", ""},
+			{"its id", Clues{RunID: "a"}, "a", ""},
+		} {
+			if v := tab.Attribute(tt.clues); v.ID != tt.want || v.Reason != tt.why {
+				t.Errorf("%s: Attribute = %q (%s), want %q (%s)", tt.name, v.ID, v.Reason, tt.want, tt.why)
+			}
+		}
+		if !tab.Unseen() {
+			t.Error("Unseen = false, want true")
+		}
+		time.Sleep(time.Minute)
+		if v := tab.Attribute(Clues{}); v.ID != "a" || tab.Unseen() {
+			t.Errorf("a minute later: Attribute = %+v, Unseen = %v, want a", v, tab.Unseen())
+		}
+	})
+}
