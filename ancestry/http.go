@@ -170,7 +170,7 @@ func (a *API) Wrap(next http.Handler) http.Handler {
 			return
 		}
 		body, err := a.answer(r, &q)
-		if theirs, version := a.native(r, body, err); theirs != nil {
+		if theirs, version := a.native(r, q.id, body, err); theirs != nil {
 			if version != "" {
 				w.Header().Set(versionHeader, version)
 			}

@@ -37,6 +37,8 @@ func TestNativeAncestry(t *testing.T) {
 		{"it serves a page for every path", "root-1", reply(200, "<html>", "Content-Type: text/html"), true, 200, ours, ""},
 		{"its answer lacks the parent", "root-1", reply(200, `{"runId":"root-1","hostId":"h"}`), true, 200, ours, ""},
 		{"its answer is not closed", "root-1", reply(200, `{"runId":"root-1","hostId":"h","parent":null,"x":1}`), true, 200, ours, ""},
+		{"its answer is about another run", "root-1", reply(200, strings.ReplaceAll(theirs, "root-1", "root-2")), true, 200, ours, ""},
+		{"it binds the id to a tenant", "root-1", reply(200, strings.ReplaceAll(theirs, "root-1", "acme/root-000000000000001")), true, 200, `"runId":"acme/root-000000000000001"`, ""},
 		{"it invents a cause", "root-1", reply(200, strings.Replace(theirs, "mcp-tool-call", "guess", 1)), true, 200, ours, ""},
 		{"its answer is endless", "root-1", reply(200, theirs+strings.Repeat(" ", 1<<20)), true, 200, ours, ""},
 		{"it sends elsewhere", "root-1", reply(302, "", "Location: /v1/runs/plain/ancestry"), true, 200, ours, ""},
