@@ -156,7 +156,8 @@ func TestA2AWebhookRuns(t *testing.T) {
 						known++
 					} else if g.run != "" || g.trace != "" && g.trace != want.trace && shared {
 						// Of a token that is shared the agent's side may know the last task by
-						// elimination, and the caller's may not yet.
+						// A task that an answer has named is known where its posts leave, and may
+						// not be yet where they arrive.
 						t.Errorf("webhook of task %s arrived for run %q in trace %q, want %s in %s", g.task, g.run, g.trace, want.run, want.trace)
 					}
 				}
