@@ -155,7 +155,6 @@ func TestA2AWebhookRuns(t *testing.T) {
 					if g.trace == want.trace && g.run == want.run {
 						known++
 					} else if g.run != "" || g.trace != "" && g.trace != want.trace && shared {
-						// Of a token that is shared the agent's side may know the last task by
 						// A task that an answer has named is known where its posts leave, and may
 						// not be yet where they arrive.
 						t.Errorf("webhook of task %s arrived for run %q in trace %q, want %s in %s", g.task, g.run, g.trace, want.run, want.trace)
