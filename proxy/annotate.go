@@ -68,12 +68,15 @@ func (c *causes) annotate(body []byte) (out []byte, changed bool) {
 		return body, false
 	}
 	var outcomes []wire.CausationOutcome
-	out = c.known.Annotate(body, func(o wire.CausationOutcome) { outcomes = append(outcomes, o) })
+	out = body // after a fault of ours
+	c.x.guard(func() {
+		out = c.known.Annotate(body, func(o wire.CausationOutcome) { outcomes = append(outcomes, o) })
+	})
 	for _, o := range outcomes {
 		c.x.p.metrics.annotations.WithLabelValues(string(o)).Inc()
 		c.void = c.void || o == wire.CausationCollision
 	}
-	return out, slices.Contains(outcomes, wire.CausationAnnotated)
+	return out, slices.Contains(outcomes, wire.CausationAnnotated) && !bytes.Equal(out, body)
 }
 
 // unread counts what passes as it is because it can't be read.
