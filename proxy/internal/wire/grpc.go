@@ -30,7 +30,8 @@ type rpcAnswer uint8
 const (
 	answersOther rpcAnswer = iota // nothing is to be learnt of it
 	answersTask                   // Task
-	answersEvent                  // SendMessageResponse and StreamResponse, which agree
+	answersSend                   // SendMessageResponse: a task or a message
+	answersEvent                  // StreamResponse: those, under the same numbers, or an update
 )
 
 // The services of both generations, as they stand in paths.
@@ -43,7 +44,7 @@ const (
 var rpcs = func() map[string]*rpc {
 	m := map[string]*rpc{}
 	for path, r := range map[string]rpc{
-		service03 + "SendMessage":                      {message: 1, push: []int{2, 2}, url: 2, token: 3, auth: 4, answer: answersEvent},
+		service03 + "SendMessage":                      {message: 1, push: []int{2, 2}, url: 2, token: 3, auth: 4, answer: answersSend},
 		service03 + "SendStreamingMessage":             {message: 1, push: []int{2, 2}, url: 2, token: 3, auth: 4, answer: answersEvent},
 		service03 + "GetTask":                          {task: 1, answer: answersTask},
 		service03 + "ListTasks":                        {},
@@ -55,7 +56,7 @@ var rpcs = func() map[string]*rpc {
 		service03 + "DeleteTaskPushNotificationConfig": {task: 1},
 		service03 + "GetAgentCard":                     {name: "GetExtendedAgentCard"},
 
-		service10 + "SendMessage":                      {message: 2, push: []int{3, 2}, url: 4, token: 5, auth: 6, answer: answersEvent},
+		service10 + "SendMessage":                      {message: 2, push: []int{3, 2}, url: 4, token: 5, auth: 6, answer: answersSend},
 		service10 + "SendStreamingMessage":             {message: 2, push: []int{3, 2}, url: 4, token: 5, auth: 6, answer: answersEvent},
 		service10 + "GetTask":                          {task: 2, answer: answersTask},
 		service10 + "ListTasks":                        {},
@@ -386,8 +387,10 @@ func ReadRPCAnswer(message []byte, path string) (Answer, bool) {
 	switch all := (span{to: int32(len(message))}); r.answer {
 	case answersTask:
 		ok = a.readTask(message, all)
+	case answersSend:
+		ok = a.readEvent(message, all, 1, 2)
 	case answersEvent:
-		ok = a.readEvent(message, all)
+		ok = a.readEvent(message, all, 1, 2, 3, 4)
 	}
 	if !ok {
 		return Answer{}, false
@@ -395,10 +398,10 @@ func ReadRPCAnswer(message []byte, path string) (Answer, bool) {
 	return a, true
 }
 
-// readEvent reads a SendMessageResponse or a StreamResponse: one of a task, a
-// message, a status update and an artifact update.
-func (a *Answer) readEvent(b []byte, in span) bool {
-	p, ok := pbPick(b, in, 1, 2, 3, 4)
+// readEvent reads a SendMessageResponse or a StreamResponse: one, among kinds, of
+// a task, a message, a status update and an artifact update.
+func (a *Answer) readEvent(b []byte, in span, kinds ...int) bool {
+	p, ok := pbPick(b, in, kinds...)
 	if !ok || p.n != 1 {
 		return false
 	}
