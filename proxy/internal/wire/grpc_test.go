@@ -14,6 +14,7 @@ import (
 	a2apb0 "github.com/a2aproject/a2a-go/a2apb"
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/tools/txtar"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -322,7 +323,7 @@ func checkOfficial(t *testing.T, in, out []byte, h Hints, e Edit) {
 	}
 	strip(before)
 	strip(after)
-	if diff := cmp.Diff(before, after, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(before, after, protocmp.Transform(), cmpopts.EquateNaNs()); diff != "" {
 		t.Errorf("Stamp(%x) = %x, which the SDK reads as another message:\n%s", in, out, diff)
 	}
 }
