@@ -191,7 +191,7 @@ func TestTrustStore(t *testing.T) {
 	}
 	keytool, err := exec.LookPath("keytool")
 	if err != nil {
-		t.Skip("Java is not installed: nobody else reads a trust store")
+		missing(t, "no keytool: nobody but Java reads a trust store")
 	}
 	file := filepath.Join(t.TempDir(), "roots.jks")
 	if err := os.WriteFile(file, store, 0o600); err != nil {

@@ -46,7 +46,7 @@ func pythons(t testing.TB) []python {
 		found = append(found, python{path, version})
 	}
 	if len(found) == 0 {
-		noPython(t, "no Python 3: run apt-get install python3")
+		missing(t, "no Python 3: run apt-get install python3")
 	}
 	return found
 }
@@ -59,17 +59,8 @@ func pythonWith(t testing.TB, modules ...string) python {
 			return p
 		}
 	}
-	noPython(t, "no Python 3 with "+strings.Join(modules, " and ")+": install them from Debian's packages, as .ci/run does")
+	missing(t, "no Python 3 with "+strings.Join(modules, " and ")+": install them from Debian's packages, as .ci/run does")
 	return python{}
-}
-
-// noPython skips t, or fails it where nothing may be missing.
-func noPython(t testing.TB, text string) {
-	t.Helper()
-	if os.Getenv("WOPPROXY_E2E") == "all" {
-		t.Fatal(text)
-	}
-	t.Skip(text)
 }
 
 // shimDir is where PYTHONPATH has to lead.

@@ -298,6 +298,8 @@ ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
 		if got := call("java", "java/Call.java", opened.URL+"/mcp", message); !strings.Contains(got, stamped) {
 			t.Errorf("opened, from Java: the server saw %s, want the call stamped", got)
 		}
+	} else if os.Getenv("WOPPROXY_E2E") == "all" {
+		t.Error("no javac: Java was not tried")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "unused.pem")); err == nil {
 		t.Error("egress.ca.bundle was written, which another wopproxy may use at the same time")
