@@ -3,7 +3,6 @@ package attribution
 import (
 	"container/list"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,10 +79,6 @@ func (r *Run) ID() ancestry.RunID {
 	return r.First
 }
 
-// Key is the id of a conversation: something both sides repeat on each of its
-// messages.
-type Key struct{ Kind, ID string }
-
 // The kinds of conversation.
 const (
 	KindA2AContext = "a2a-context"
@@ -146,15 +141,6 @@ func (t *Table) Unseen() bool {
 	return t.blindWhy == ReasonRestarted && time.Now().Before(t.blindUntil)
 }
 
-// Retire notes that a trace has had a run which the table does not know.
-func (t *Table) Retire(trace ancestry.TraceID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.retired.has(trace) {
-		t.retired.add(trace)
-	}
-}
-
 // Start makes r live. It reports false when the table is full: r is then not
 // held, and until it has surely ended no rung that needs all live runs answers.
 func (t *Table) Start(r *Run) bool {
@@ -215,37 +201,6 @@ func (t *Table) Relapse(r *Run) {
 // maxTraces bounds the traces that one run is known in: a conversation may go
 // on in a new one with each turn.
 const maxTraces = 16
-
-// Rejoin makes r known in one more trace: that of a request which goes on with
-// it.
-func (t *Table) Rejoin(r *Run, trace ancestry.TraceID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if r.node != nil {
-		t.joinLocked(r, trace)
-	}
-}
-
-// joinLocked notes that r is known in trace. The first and the newest traces of
-// a run are kept.
-func (t *Table) joinLocked(r *Run, trace ancestry.TraceID) {
-	if trace.IsZero() || slices.Contains(r.traces, trace) {
-		return
-	}
-	if len(r.traces) == maxTraces {
-		drop(t.byTrace, r.traces[1], r)
-		r.traces = slices.Delete(r.traces, 1, 2)
-	}
-	r.traces = append(r.traces, trace)
-	t.byTrace[trace] = append(t.byTrace[trace], r)
-}
-
-// Owns reports whether r is known in trace.
-func (t *Table) Owns(r *Run, trace ancestry.TraceID) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.Contains(r.traces, trace)
-}
 
 // Alias makes id a second name of r, the one its host uses. When id already
 // names another live run, r was that run all along (a replay of the request
@@ -320,160 +275,6 @@ func (t *Table) endLocked(r *Run, now time.Time) {
 	r.ended, r.touched = true, now
 	r.node = t.ended.PushBack(r)
 	t.expireLocked(now)
-}
-
-// Visit makes r live for as long as an exchange in trace works on its behalf
-// without being its own. It returns the run that is live then, for Leave. It
-// reports false when the table is full.
-func (t *Table) Visit(r *Run, trace ancestry.TraceID) (*Run, bool) {
-	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.expireLocked(now)
-	if known := t.byID[r.First]; known != nil {
-		r = known
-	}
-	r.over = r.over || r.node == nil || r.ended
-	if r.node == nil && !t.startLocked(r, now) {
-		return r, false
-	}
-	t.touchLocked(r, now)
-	t.joinLocked(r, trace)
-	r.visits++
-	return r, true
-}
-
-// Leave ends a visit. A run that had ended before the first of them, or has
-// since, ends with the last.
-func (t *Table) Leave(r *Run) {
-	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if r.visits == 0 { // its time was over in the meantime
-		return
-	}
-	if r.visits--; r.visits == 0 && r.over {
-		t.endLocked(r, now)
-	}
-}
-
-// Bind notes that key belongs to r. It reports false when there is no place.
-func (t *Table) Bind(r *Run, key Key) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.bindLocked(r, key)
-}
-
-func (t *Table) bindLocked(r *Run, key Key) bool {
-	if r.node == nil || slices.Contains(t.bindings[key], r) {
-		return true
-	}
-	if t.bound >= t.o.MaxBindings {
-		// A conversation whose second run is unknown must not look like one
-		// with a single run.
-		t.blindUntil, t.blindWhy = time.Now().Add(t.o.TTL), ReasonTableFull
-		return false
-	}
-	t.bound++
-	t.bindings[key] = append(t.bindings[key], r)
-	r.bindings = append(r.bindings, key)
-	return true
-}
-
-// Mention notes the ids, as Mentions returns them, in a request that r was
-// given later than the one that started it; all says that there are no more.
-// After one without all, r may know the ids of every other run, and none is
-// evidence, as if r had been started without Read.
-// It reports false when there is no place.
-func (t *Table) Mention(r *Run, ids []string, all bool) bool {
-	fits := true
-	for _, id := range ids {
-		fits = t.Bind(r, Key{kindMentioned, id}) && fits
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if r.node == nil || r.read == all {
-		return fits
-	}
-	if r.read = all; all {
-		t.unread--
-	} else {
-		t.unread++
-	}
-	return fits
-}
-
-// Own notes that id is one of r's own, if it is one that nobody else uses by
-// chance. It reports false when there is no place.
-func (t *Table) Own(r *Run, id string) bool {
-	return !t.o.Echoes || !Opaque(id) || t.Bind(r, Key{kindOwn, strings.ToLower(id)})
-}
-
-// otherTrace is a trace in which something works that is no run.
-type otherTrace struct {
-	n     int       // exchanges in flight
-	until time.Time // the end of the quarantine of the last one
-}
-
-// Other notes an exchange that arrives at this host, in trace if that is known,
-// and is no run. While it is in flight, a single live run need not be the only
-// thing that calls out, nor the only one that does so in its trace.
-func (t *Table) Other(trace ancestry.TraceID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.other++
-	if trace.IsZero() {
-		return
-	}
-	o := t.others[trace]
-	if o == nil {
-		o = &otherTrace{}
-		t.others[trace] = o
-	}
-	o.n++
-}
-
-// OtherDone ends what Other began. An exchange that may leave work behind
-// counts for as long as the quarantine.
-func (t *Table) OtherDone(trace ancestry.TraceID, leavesWork bool) {
-	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.other--
-	if leavesWork = leavesWork && t.o.Quarantine > 0; leavesWork {
-		t.otherUntil = now.Add(t.o.Quarantine)
-	}
-	o := t.others[trace]
-	if o == nil {
-		return
-	}
-	if o.n--; leavesWork {
-		o.until = t.otherUntil
-		time.AfterFunc(t.o.Quarantine, func() { t.forgetOther(trace) })
-	} else if o.n == 0 && !now.Before(o.until) {
-		delete(t.others, trace)
-	}
-}
-
-// forgetOther drops what is known of a trace if its quarantine is over.
-func (t *Table) forgetOther(trace ancestry.TraceID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if o := t.others[trace]; o != nil && o.n == 0 && !time.Now().Before(o.until) {
-		delete(t.others, trace)
-	}
-}
-
-// Bound returns the one live run that key is bound to, or nil.
-func (t *Table) Bound(key Key) *Run {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.expireLocked(time.Now())
-	if runs := t.bindings[key]; len(runs) == 1 {
-		t.touchLocked(runs[0], time.Now())
-		return runs[0]
-	}
-	return nil
 }
 
 // Live calls yield for each run that is live now, longest idle first, with the
@@ -568,34 +369,9 @@ func (t *Table) removeLocked(r *Run) {
 	r.bindings = nil
 }
 
-// retired remembers the traces of the runs that left the table last. What such a
-// run has left behind may call out long after, and must not be taken for a later
-// run of the same trace.
-type retired struct {
-	count map[ancestry.TraceID]int // times that a trace is in ring
-	ring  []ancestry.TraceID
-	next  int
-}
-
 // maxRetired bounds what is remembered: half a megabyte, and at a hundred runs a
 // second the last two minutes.
 const maxRetired = 1 << 14
-
-func (r *retired) add(trace ancestry.TraceID) {
-	if len(r.ring) < maxRetired {
-		r.ring = append(r.ring, trace)
-	} else {
-		old := r.ring[r.next]
-		if r.count[old]--; r.count[old] == 0 {
-			delete(r.count, old)
-		}
-		r.ring[r.next] = trace
-		r.next = (r.next + 1) % maxRetired
-	}
-	r.count[trace]++
-}
-
-func (r *retired) has(trace ancestry.TraceID) bool { return r.count[trace] > 0 }
 
 // drop takes v from what stands under k.
 func drop[K, V comparable](index map[K][]V, k K, v V) {
