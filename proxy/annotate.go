@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
@@ -35,7 +33,7 @@ func (x *exchange) askForCauses(in, out *http.Request) {
 	}
 	parent := x.parentOfPath(in.Context())
 	if parent == nil || parent.Host == x.p.o.HostID || !attribution.Opaque(parent.Event) ||
-		!x.p.claims.made(in.Context(), x.p, x.policy.Claim, x.head.v1) {
+		!x.p.advertised.of(in.Context(), x.head.v1).claims[x.policy.Claim] {
 		return
 	}
 	x.causes = &causes{x: x, known: wire.Causation{Event: parent.Event, Host: parent.Host, Limit: x.policy.InspectedEvent}}
@@ -259,74 +257,4 @@ func (a *annotator) flush() {
 	if a.held, a.line, a.data = a.held[:0], 0, a.data[:0]; cap(a.held) > keptFrame {
 		a.held = nil
 	}
-}
-
-// claims knows whether the host's discovery documents, as callers get them,
-// claim cross-host causation: where they don't, its events must not tell of it.
-type claims struct {
-	mu     sync.Mutex
-	majors [2]claimed // v2, v1
-}
-
-// claimed is what is known of the document of one major.
-type claimed struct {
-	by    Claim // whose answer it is
-	made  bool
-	until time.Time     // when it is to be read again
-	read  chan struct{} // closed when the reading under way has ended; nil: none is
-}
-
-// claimsRetry is how long a document that could not be read is not asked for.
-const claimsRetry = 5 * time.Second
-
-// made reports whether the host claims cross-host causation in the document of a
-// major. The first to ask waits until that was read, no longer than
-// discoveryTimeout; until it could be, the answer is no.
-func (c *claims) made(ctx context.Context, p *Proxy, by Claim, v1 bool) bool {
-	c.mu.Lock()
-	m := &c.majors[0]
-	if v1 {
-		m = &c.majors[1]
-	}
-	if m.by != by {
-		*m = claimed{by: by}
-	}
-	if m.read == nil && time.Now().After(m.until) {
-		m.read = make(chan struct{})
-		go c.ask(p, by, v1, m.read) // ends within discoveryTimeout
-	}
-	first, read := m.until.IsZero(), m.read
-	c.mu.Unlock()
-	if first {
-		select {
-		case <-read:
-		case <-ctx.Done():
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return m.by == by && m.made
-}
-
-// ask reads the document of a major, and notes what it claims.
-func (c *claims) ask(p *Proxy, by Claim, v1 bool, read chan struct{}) {
-	version, i := "2", 0
-	if v1 {
-		version, i = "1", 1
-	}
-	doc := p.fetchDiscovery(version)
-	made := doc != nil && wire.ClaimsCausation(doc, wire.DiscoveryEdit{HostID: p.o.HostID, Claim: by.level(), Extension: p.extension})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer close(read)
-	m := &c.majors[i]
-	if m.read != read {
-		return // it is read for another claim now
-	}
-	m.read = nil
-	if doc == nil {
-		m.until = time.Now().Add(claimsRetry) // and what was known stands
-		return
-	}
-	m.made, m.until = made, time.Now().Add(discoveryTTL)
 }

@@ -158,7 +158,7 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		}
 		return
 	case openwop.Events, openwop.Poll:
-		x.p.watch.see(data, x.streamed, &x.checked)
+		x.p.watch.see(data, x.head.v1, x.streamed, &x.checked)
 	}
 	x.learnEnd(data)
 }

@@ -74,24 +74,24 @@ type Options struct {
 
 // Proxy serves both directions of one host.
 type Proxy struct {
-	o         Options
-	policy    atomic.Pointer[policy]
-	runs      *attribution.Table
-	webhooks  *attribution.Webhooks
-	tasks     *tasks
-	metrics   *metrics
-	tracer    trace.Tracer    // nil: no spans
-	inbound   *transports     // to the host
-	single    *http.Transport // to the host, on a connection for each request
-	outbound  *transports     // to the world
-	tylo      *wire.TyloTable
-	spoken    endpoints
-	processes *processes
-	tunnels   tunnels
-	watch     *watcher
-	claims    claims
-	extension string       // of discovery
-	intercept *interceptor // nil: no TLS is intercepted
+	o          Options
+	policy     atomic.Pointer[policy]
+	runs       *attribution.Table
+	webhooks   *attribution.Webhooks
+	tasks      *tasks
+	metrics    *metrics
+	tracer     trace.Tracer    // nil: no spans
+	inbound    *transports     // to the host
+	single     *http.Transport // to the host, on a connection for each request
+	outbound   *transports     // to the world
+	tylo       *wire.TyloTable
+	spoken     endpoints
+	processes  *processes
+	tunnels    tunnels
+	watch      *watcher
+	advertised *advertised
+	extension  string       // of discovery
+	intercept  *interceptor // nil: no TLS is intercepted
 
 	signedCard sync.Once // the warning of a signed agent card
 }
@@ -149,6 +149,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
 	px.extension = extensionOf(o.HostID)
+	px.advertised = newAdvertised(px)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
 		runs, bindings := px.runs.Len()

@@ -2,13 +2,9 @@ package proxy
 
 import (
 	"container/list"
-	"context"
 	"encoding/json"
-	"io"
 	"net/http"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/audit"
@@ -25,8 +21,6 @@ type watcher struct {
 	mu    sync.Mutex
 	runs  map[string]*watchedRun
 	order *list.List // of *watchedRun, longest quiet first
-
-	discovery discovery
 }
 
 // watchedRun is what is known of one run. Events come by on several streams at
@@ -47,19 +41,17 @@ type watchedRun struct {
 const maxFindings = 100
 
 func newWatcher(p *Proxy, limit int) *watcher {
-	w := &watcher{p: p, limit: limit, runs: map[string]*watchedRun{}, order: list.New()}
-	w.discovery.model = audit.UnknownModel
-	return w
+	return &watcher{p: p, limit: limit, runs: map[string]*watchedRun{}, order: list.New()}
 }
 
 // see takes a document that has passed: on a stream, whose checker is made with
 // the first event, or as the answer to a poll.
-func (w *watcher) see(doc []byte, streamed bool, stream **audit.Run) {
+func (w *watcher) see(doc []byte, v1, streamed bool, stream **audit.Run) {
 	events := audit.ParseEvents(doc)
 	if len(events) == 0 {
 		return
 	}
-	model := w.model()
+	model := w.p.advertised.now(v1).model
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range events {
@@ -184,66 +176,4 @@ func (w *watcher) held(ids ...ancestry.RunID) bool {
 		}
 	}
 	return false
-}
-
-// discovery is what the host advertises of its model. It is fetched when the
-// first events come by, and again while they do.
-type discovery struct {
-	mu    sync.Mutex
-	model audit.Model
-	until time.Time
-}
-
-// Bounds on discovery.
-const (
-	discoveryTTL     = 10 * time.Minute
-	discoveryTimeout = 5 * time.Second
-	maxDiscovery     = 4 << 20
-)
-
-// model returns what is known now, and sees to it that more is known soon.
-func (w *watcher) model() audit.Model {
-	d := &w.discovery
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if now := time.Now(); now.After(d.until) {
-		d.until = now.Add(discoveryTTL)
-		go w.discover() // ends within discoveryTimeout
-	}
-	return d.model
-}
-
-func (w *watcher) discover() {
-	if m, err := audit.ParseDiscovery(w.p.fetchDiscovery("")); err == nil {
-		w.discovery.mu.Lock()
-		w.discovery.model = m
-		w.discovery.mu.Unlock()
-	}
-}
-
-// fetchDiscovery returns the host's discovery document of a major, or the one
-// that it prefers, or nil. It returns within discoveryTimeout.
-func (p *Proxy) fetchDiscovery(major string) []byte {
-	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
-	defer cancel()
-	u := *p.o.Upstream
-	u.Path = strings.TrimSuffix(u.Path, "/") + discoveryPath
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return nil
-	}
-	r.Header["User-Agent"] = []string{""}
-	if major != "" {
-		r.Header["Openwop-Version"] = []string{major}
-	}
-	resp, err := p.inbound.RoundTrip(r)
-	if err != nil {
-		return nil
-	}
-	defer resp.Body.Close()
-	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDiscovery))
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return nil
-	}
-	return doc
 }

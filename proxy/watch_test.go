@@ -70,7 +70,7 @@ func openWOPHost(t *testing.T) *httptest.Server {
 func (s *sidecar) knowModel(t *testing.T) {
 	t.Helper()
 	fetched(t, s.ingress.URL+"/v1/runs/first/events/poll")
-	eventually(t, "the host's discovery to be read", func() bool { return s.watch.model().Version == 2 })
+	eventually(t, "the host's discovery to be read", func() bool { return s.advertised.now(true).model.Version == 2 })
 }
 
 func fetched(t *testing.T, url string) string {
