@@ -73,7 +73,7 @@ var oneFile = map[string]string{
 var inTests = []string{
 	"github.com/a2aproject/a2a-go", "github.com/google/go-cmp", "github.com/google/jsonschema-go",
 	"github.com/modelcontextprotocol/go-sdk", "github.com/prometheus/client_model",
-	"go.opentelemetry.io/proto/otlp", "golang.org/x/tools", "google.golang.org/grpc", "google.golang.org/protobuf",
+	"go.opentelemetry.io/proto/otlp", "golang.org/x/net", "golang.org/x/tools", "google.golang.org/grpc", "google.golang.org/protobuf",
 }
 
 // pkg is what the go command tells of a package.

@@ -201,8 +201,14 @@ type Egress struct {
 	// refused. Default [], which means any. Each 1 to 65535.
 	ConnectPorts []int `yaml:"connectPorts" min:"1" max:"65535"`
 	// DenyLinkLocal refuses calls to link-local addresses, where clouds serve
-	// credentials to whoever asks. Default true.
+	// credentials to whoever asks, and to the other addresses at which AWS, Google,
+	// Azure, Alibaba and Oracle do. Default true.
 	DenyLinkLocal bool `yaml:"denyLinkLocal"`
+	// DenyAddresses are networks to which calls are refused with 502, CONNECT
+	// included. Default []. What counts is the address that is dialled, whatever
+	// name led to it, and for an IPv4 address in IPv6 (NAT64, 6to4) both of them;
+	// 0.0.0.0 and :: are this machine. Connections that are open already stay.
+	DenyAddresses CIDRs `yaml:"denyAddresses"`
 	// DialTimeout is how long the proxy tries to connect to a destination. Default
 	// 10s; 100ms to 2m. Past it the host is answered 504 and it is counted: longer
 	// waits reach destinations that are slow to take connections.

@@ -156,6 +156,9 @@ func TestEveryKey(t *testing.T) {
 		Egress: config.Egress{
 			Listen:       "localhost:18089",
 			ConnectPorts: []int{443, 8443},
+			DenyAddresses: config.CIDRs{
+				{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, {Prefix: netip.MustParsePrefix("fd00::/8")},
+			},
 			DialTimeout:  config.Duration{Duration: 3 * time.Second},
 			Intercept:    hosts(t, "*.example.com:443"),
 			OriginateTLS: hosts(t, "tools.example.com"),

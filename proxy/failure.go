@@ -53,6 +53,8 @@ func (x *exchange) failure(r *http.Request, err error) *failure {
 	var timeout net.Error
 	var certificate *tls.CertificateVerificationError
 	switch {
+	case errors.As(err, &forbidden) && forbidden.loop:
+		return x.fail(http.StatusLoopDetected, forbidden.Error())
 	case errors.As(err, &forbidden):
 		return x.fail(http.StatusBadGateway, forbidden.Error())
 	case errors.As(err, &timeout) && timeout.Timeout():

@@ -19,6 +19,7 @@ import (
 	"log"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -48,7 +49,8 @@ type Options struct {
 	Upstream  *url.URL // the host itself
 	Recorder  Recorder
 
-	GRPCUpstream *url.URL // where the host takes gRPC; default Upstream
+	GRPCUpstream *url.URL       // where the host takes gRPC; default Upstream
+	EgressAddr   netip.AddrPort // where Egress is served: calls that lead back there are refused; default: not known
 
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all

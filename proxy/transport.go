@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -71,14 +72,14 @@ func (t *transports) closeIdle() {
 	t.h2c.CloseIdleConnections()
 }
 
-// dialOut dials a destination of the host's choice, unless the policy forbids
-// its address. The check sees the resolved address that is about to be dialled,
+// dialOut dials a destination of the host's choice, unless its address is
+// forbidden. The check sees the resolved address that is about to be dialled,
 // so that a name can't be resolved twice with two results.
 func (p *Proxy) dialOut(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{
 		Timeout: p.policy.Load().DialTimeout, KeepAlive: 30 * time.Second,
 		ControlContext: func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
-			return p.policy.Load().mayDial(resolved)
+			return p.mayDial(resolved)
 		},
 	}
 	conn, err := d.DialContext(ctx, network, addr)
@@ -88,28 +89,87 @@ func (p *Proxy) dialOut(ctx context.Context, network, addr string) (net.Conn, er
 	return conn, err
 }
 
-// forbiddenAddress is an address that the policy keeps the host from reaching
-// through us.
-type forbiddenAddress struct{ addr netip.Addr }
-
-func (e forbiddenAddress) Error() string {
-	return fmt.Sprintf("address %s is link-local, and egress.denyLinkLocal forbids it", e.addr)
+// forbiddenAddress is an address that the host does not reach through us.
+type forbiddenAddress struct {
+	addr netip.AddrPort
+	why  string
+	loop bool // we would call ourselves
 }
 
-// mayDial refuses link-local addresses, where clouds keep their credentials.
-func (p *policy) mayDial(resolved string) error {
-	if !p.DenyLinkLocal {
-		return nil
-	}
+func (e forbiddenAddress) Error() string { return fmt.Sprintf("address %s %s", e.addr.Addr(), e.why) }
+
+// mayDial refuses addresses that lead back to Egress, those where clouds keep
+// their credentials, and those that the policy names.
+func (p *Proxy) mayDial(resolved string) error {
 	ap, err := netip.ParseAddrPort(resolved)
 	if err != nil {
 		return nil // a Unix socket; no address of the kind in question
 	}
-	if a := ap.Addr().Unmap(); a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a == ec2IPv6 {
-		return forbiddenAddress{a}
+	pol := p.policy.Load()
+	for _, end := range endsOf(ap.Addr()) {
+		switch {
+		case p.servesEgress(netip.AddrPortFrom(end, ap.Port())):
+			return forbiddenAddress{addr: ap, why: "is egress.listen of this proxy: the call would go round in circles", loop: true}
+		case pol.DenyLinkLocal && (end.IsLinkLocalUnicast() || end.IsLinkLocalMulticast() || slices.Contains(metadataAddrs, end)):
+			return forbiddenAddress{addr: ap, why: "is link-local or a cloud's for credentials, and egress.denyLinkLocal forbids it"}
+		case allows(pol.DenyAddress, end, false):
+			return forbiddenAddress{addr: ap, why: "is forbidden by egress.denyAddresses"}
+		}
 	}
 	return nil
 }
 
-// ec2IPv6 is the metadata service of AWS, which on IPv6 is not link-local.
-var ec2IPv6 = netip.MustParseAddr("fd00:ec2::254")
+// metadataAddrs are the addresses at which clouds give credentials to whoever asks,
+// and which are not link-local.
+var metadataAddrs = []netip.Addr{
+	netip.MustParseAddr("fd00:ec2::254"),   // AWS
+	netip.MustParseAddr("fd20:ce::254"),    // Google
+	netip.MustParseAddr("100.100.100.200"), // Alibaba
+	netip.MustParseAddr("192.0.0.192"),     // Oracle
+	netip.MustParseAddr("168.63.129.16"),   // Azure
+}
+
+// Addresses behind which there is one of IPv4.
+var (
+	nat64     = netip.MustParsePrefix("64:ff9b::/96")
+	sixToFour = netip.MustParsePrefix("2002::/16")
+)
+
+// endsOf are the addresses that a connection to a may end at. IPv4 may be written
+// as IPv6 in several ways, and systems take the unspecified address for their own.
+func endsOf(a netip.Addr) []netip.Addr {
+	a = a.Unmap().WithZone("")
+	b := a.As16()
+	switch {
+	case a.IsUnspecified():
+		return []netip.Addr{a, netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	case nat64.Contains(a):
+		return []netip.Addr{a, netip.AddrFrom4([4]byte(b[12:]))}
+	case sixToFour.Contains(a):
+		return []netip.Addr{a, netip.AddrFrom4([4]byte(b[2:6]))}
+	}
+	return []netip.Addr{a}
+}
+
+// servesEgress reports whether Egress is served at end. Base paths can be put
+// one into another, so a single request could pass us thousands of times.
+func (p *Proxy) servesEgress(end netip.AddrPort) bool {
+	own := p.o.EgressAddr
+	switch {
+	case !own.IsValid() || own.Port() != end.Port():
+		return false
+	case !own.Addr().IsUnspecified():
+		return own.Addr().Unmap().WithZone("") == end.Addr()
+	case end.Addr().IsLoopback():
+		return true
+	}
+	addrs, _ := net.InterfaceAddrs() // none is known, then
+	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			return false
+		}
+		ip, _ := netip.AddrFromSlice(n.IP)
+		return ip.Unmap() == end.Addr()
+	})
+}

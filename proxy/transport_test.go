@@ -424,23 +424,6 @@ func TestNextHopFails(t *testing.T) {
 		checkFailure(t, c.answer(http.MethodConnect), http.StatusBadGateway, "")
 		s.awaitSeries(t, "wopproxy_tunnels", 0)
 	})
-	t.Run("link-local", func(t *testing.T) {
-		s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.DenyLinkLocal = true })
-		for _, to := range []string{"169.254.169.254:80", "[fe80::1]:80", "[fd00:ec2::254]:80", "[::ffff:169.254.169.254]:80"} {
-			c := dialRaw(t, s.egress.URL)
-			c.send("GET http://" + to + "/ HTTP/1.1\nHost: " + to + "\n\n")
-			resp := c.answer(http.MethodGet)
-			b, _ := io.ReadAll(resp.Body)
-			if resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(b), "denyLinkLocal") {
-				t.Errorf("%s: answer = %s %q, want 502 that names the setting", to, resp.Status, b)
-			}
-			c = dialRaw(t, s.egress.URL)
-			c.send("CONNECT " + to + " HTTP/1.1\nHost: " + to + "\n\n")
-			if resp := c.answer(http.MethodConnect); resp.StatusCode != http.StatusBadGateway {
-				t.Errorf("CONNECT %s: answer = %s, want 502", to, resp.Status)
-			}
-		}
-	})
 }
 
 // checkFailure holds an answer of our own to what is promised of it.

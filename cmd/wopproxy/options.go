@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,8 +54,8 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 	}
 	o := proxy.Options{
 		HostID: c.Host.ID, WellKnown: c.Host.WellKnownURL.String(), Upstream: c.Ingress.Upstream.URL, GRPCUpstream: c.Ingress.GRPCUpstream.URL,
-		Recorder: s.recorder,
-		RunTTL:   c.Runs.TTL.Duration, Quarantine: quarantine,
+		Recorder: s.recorder, EgressAddr: addrOf(s.egress),
+		RunTTL: c.Runs.TTL.Duration, Quarantine: quarantine,
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxWatched: c.Limits.WatchedRuns,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,
 		MaxTasks: c.Limits.Tasks, TaskTTL: c.Tracing.TaskTTL.Duration,
@@ -67,6 +68,15 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		o.Tracer = s.tracing
 	}
 	return o
+}
+
+// addrOf is where a listener is found.
+func addrOf(ln net.Listener) netip.AddrPort {
+	tcp, ok := ln.Addr().(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return tcp.AddrPort()
 }
 
 // restarted reports whether the host may be at work for runs that began before
@@ -100,6 +110,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		PublicURL:     c.Ingress.PublicURL.URL, KeepCards: !c.Ingress.AgentCards.Rewrite,
 		OwnAddresses: hosts(c.Ingress.AgentCards.Own), StripSignatures: c.Ingress.AgentCards.Signed == config.SignedStrip,
 		Secret: s.egress, ConnectPorts: c.Egress.ConnectPorts, DenyLinkLocal: c.Egress.DenyLinkLocal,
+		DenyAddress: c.Egress.DenyAddresses.Contains,
 		DialTimeout: c.Egress.DialTimeout.Duration,
 		Tylo:        hosts(c.Carriers.Tylo), A2AInMessage: hosts(c.Carriers.A2AInMessage), AncestryInMessage: hosts(c.Carriers.AncestryInMessage),
 		Intercept: hosts(c.Egress.Intercept), OriginateTLS: hosts(c.Egress.OriginateTLS),

@@ -1,0 +1,294 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// nameServer answers questions for addresses, and lets each name have another one
+// each time it is asked for.
+type nameServer struct {
+	mu    sync.Mutex
+	next  []netip.Addr // of the answers to come; the last one stays
+	asked int
+}
+
+// useNameServer makes the system's resolver ask a server of the test's own.
+func useNameServer(t *testing.T, answers ...string) *nameServer {
+	t.Helper()
+	s := &nameServer{}
+	for _, a := range answers {
+		s.next = append(s.next, netip.MustParseAddr(a))
+	}
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); s.serve(conn) }()
+	before := net.DefaultResolver
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "udp", conn.LocalAddr().String())
+	}}
+	t.Cleanup(func() { net.DefaultResolver = before; conn.Close(); <-done })
+	return s
+}
+
+func (s *nameServer) serve(conn net.PacketConn) {
+	for b := make([]byte, 1500); ; {
+		n, from, err := conn.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		var m dnsmessage.Message
+		if m.Unpack(b[:n]) != nil || len(m.Questions) != 1 {
+			continue
+		}
+		m.Response, m.Additionals = true, nil
+		q := m.Questions[0]
+		if a := s.answer(q.Type); a.IsValid() {
+			h := dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class}
+			if a.Is4() {
+				m.Answers = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.AResource{A: a.As4()}}}
+			} else {
+				m.Answers = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.AAAAResource{AAAA: a.As16()}}}
+			}
+		}
+		if out, err := m.Pack(); err == nil {
+			_, _ = conn.WriteTo(out, from)
+		}
+	}
+}
+
+// answer takes the next address if it is of the type that is asked for.
+func (s *nameServer) answer(typ dnsmessage.Type) netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.next[0]
+	if typ != dnsmessage.TypeA && a.Is4() || typ != dnsmessage.TypeAAAA && a.Is6() {
+		return netip.Addr{}
+	}
+	if s.asked++; len(s.next) > 1 {
+		s.next = s.next[1:]
+	}
+	return a
+}
+
+// get asks for a path through egress, in absolute form, and returns the answer.
+func (s *sidecar) get(t testing.TB, to string) (int, string) {
+	t.Helper()
+	c := dialRaw(t, s.egress.URL)
+	c.send("GET http://" + to + "/ HTTP/1.1\nHost: " + to + "\n\n")
+	resp := c.answer(http.MethodGet)
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// ask sends CONNECT and returns the answer.
+func (s *sidecar) ask(t testing.TB, to string) (int, string) {
+	t.Helper()
+	c := dialRaw(t, s.egress.URL)
+	c.send("CONNECT " + to + " HTTP/1.1\nHost: " + to + "\n\n")
+	resp := c.answer(http.MethodConnect)
+	if resp.StatusCode == http.StatusOK {
+		return resp.StatusCode, ""
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// wantNoWay checks that neither a request nor a tunnel leads to an address.
+func (s *sidecar) wantNoWay(t *testing.T, to string, status int, says string) {
+	t.Helper()
+	for way, try := range map[string]func(testing.TB, string) (int, string){"GET": s.get, "CONNECT": s.ask} {
+		if code, body := try(t, to); code != status || !strings.Contains(body, says) {
+			t.Errorf("%s %s: answer = %d %q, want %d that names %s", way, to, code, body, status, says)
+		}
+	}
+	s.awaitSeries(t, "wopproxy_tunnels", 0)
+}
+
+// Addresses at which clouds give out credentials are refused in every spelling
+// that leads there.
+func TestMetadataIsOutOfReach(t *testing.T) {
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.DenyLinkLocal = true })
+	for _, to := range []string{
+		"169.254.169.254:80", "169.254.170.2:80", "[fe80::1]:80", "[ff02::1]:80", "[fd00:ec2::254]:80", "[fd20:ce::254]:80",
+		"100.100.100.200:80", "192.0.0.192:80", "168.63.129.16:80",
+		"[::ffff:169.254.169.254]:80", "[64:ff9b::169.254.169.254]:80", "[2002:a9fe:a9fe::1]:80",
+	} {
+		s.wantNoWay(t, to, http.StatusBadGateway, "denyLinkLocal")
+	}
+	useNameServer(t, "169.254.169.254")
+	s.wantNoWay(t, "metadata.google.internal:80", http.StatusBadGateway, "denyLinkLocal")
+}
+
+// What egress.denyAddresses names is refused, and nothing beside it. A policy that
+// comes later counts for the connections that are opened later.
+func TestDeniedAddresses(t *testing.T) {
+	last := make(chan seen, 1)
+	to := target(t, last)
+	_, port, _ := net.SplitHostPort(to)
+	deny := func(cidr string) func(netip.Addr) bool { return netip.MustParsePrefix(cidr).Contains }
+	for _, row := range []struct{ cidr, to string }{
+		{"10.0.0.0/8", "10.1.2.3:80"},
+		{"10.0.0.0/8", "[::ffff:10.1.2.3]:80"},
+		{"10.0.0.0/8", "[64:ff9b::a01:203]:80"},
+		{"64:ff9b::/96", "[64:ff9b::a01:203]:80"},
+		{"fd00::/8", "[fd12::1]:80"},
+		{"127.0.0.0/8", to},
+		{"127.0.0.0/8", "localhost:" + port},
+		{"127.0.0.0/8", "0.0.0.0:" + port},
+		{"127.0.0.0/8", "[::]:" + port},
+		{"::1/128", "[::]:" + port},
+	} {
+		t.Run(row.cidr+" "+row.to, func(t *testing.T) {
+			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) {
+				p.DenyAddress = deny(row.cidr)
+				p.DialTimeout = patience
+			})
+			s.wantNoWay(t, row.to, http.StatusBadGateway, "denyAddresses")
+			if len(last) > 0 {
+				t.Error("the server was sent a request")
+			}
+		})
+	}
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.DenyAddress = deny("10.0.0.0/8") })
+	if code, body := s.get(t, to); code != http.StatusOK {
+		t.Errorf("beside the network: %d %s, want 200", code, body)
+	}
+	receive(t, last, "the request")
+}
+
+// A name that resolves to a public address when it is looked at, and to another
+// one when it is used, leads nowhere it should not: what is checked is what is
+// dialled, each time.
+func TestDNSRebinding(t *testing.T) {
+	last := make(chan seen, 9)
+	to := target(t, last)
+	_, port, _ := net.SplitHostPort(to)
+	for name, row := range map[string]struct {
+		answers []string
+		policy  Policy
+		says    string
+	}{
+		"metadata":      {[]string{"127.0.0.1", "169.254.169.254"}, Policy{DenyLinkLocal: true}, "denyLinkLocal"},
+		"metadata IPv6": {[]string{"127.0.0.1", "fd00:ec2::254"}, Policy{DenyLinkLocal: true}, "denyLinkLocal"},
+		"denied":        {[]string{"127.0.0.1", "10.0.0.1"}, Policy{DenyAddress: netip.MustParsePrefix("10.0.0.0/8").Contains}, "denyAddresses"},
+	} {
+		for _, originate := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, TLS originated %v", name, originate), func(t *testing.T) {
+				dns := useNameServer(t, row.answers...)
+				s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) {
+					p.DenyLinkLocal, p.DenyAddress = row.policy.DenyLinkLocal, row.policy.DenyAddress
+					if originate {
+						p.OriginateTLS = func(string) bool { return true }
+					}
+				})
+				name := "rebound.example.com:" + port
+				if code, body := s.get(t, name); originate != (code == http.StatusBadGateway) || strings.Contains(body, "egress.deny") {
+					t.Errorf("while the name is good: %d %s", code, body) // the server speaks no TLS
+				}
+				s.outbound.closeIdle() // or there would be no second look
+				s.wantNoWay(t, name, http.StatusBadGateway, row.says)
+				if dns.asked < 3 {
+					t.Errorf("the name was resolved %d times, want it for each connection", dns.asked)
+				}
+			})
+		}
+	}
+}
+
+// A call that leads back to egress is refused, or a base path that is put into
+// itself would pass the proxy once for each time that it fits into one target.
+func TestCallsToEgressItself(t *testing.T) {
+	for _, listen := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {
+		t.Run(listen, func(t *testing.T) {
+			ln, err := net.Listen("tcp", listen)
+			if err != nil {
+				t.Skipf("no such address on this machine: %v", err)
+			}
+			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(o *Options, _ *Policy) {
+				o.EgressAddr = ln.Addr().(*net.TCPAddr).AddrPort()
+			})
+			s.egress.Listener.Close() // served by no one from now on
+			served := 0
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++; s.Egress().ServeHTTP(w, r) })}
+			done := make(chan struct{})
+			go func() { defer close(done); _ = srv.Serve(ln) }()
+			t.Cleanup(func() { srv.Close(); <-done })
+			_, port, _ := net.SplitHostPort(ln.Addr().String())
+			s.egress.URL = "http://127.0.0.1:" + port
+			to := []string{"127.0.0.1:" + port, "localhost:" + port, "0.0.0.0:" + port, "[::]:" + port}
+			if listen != "127.0.0.1:0" {
+				to = append(to, "127.0.0.2:"+port)
+				for _, a := range ownAddresses(t) {
+					to = append(to, net.JoinHostPort(a, port))
+				}
+			}
+			for _, to := range to {
+				s.wantNoWay(t, to, http.StatusLoopDetected, "egress.listen")
+			}
+			served = 0
+			c := dialRaw(t, s.egress.URL)
+			c.send("GET " + strings.Repeat("/_run/r/http://127.0.0.1:"+port, 100) + "/ HTTP/1.1\nHost: a\n\n")
+			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusLoopDetected || served != 1 {
+				t.Errorf("a path through us a hundred times: %s after %d rounds, want 508 after one", resp.Status, served)
+			}
+		})
+	}
+}
+
+// ownAddresses are those of IPv4 that the machine has besides loopback.
+func ownAddresses(t *testing.T) (own []string) {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
+			own = append(own, n.IP.String())
+		}
+	}
+	return own
+}
+
+// Callers of ingress reach the host and nothing else, whatever their request says.
+func TestIngressLeadsToTheHostAlone(t *testing.T) {
+	last := make(chan seen, 1)
+	to := target(t, last)
+	for _, line := range []string{
+		"GET http://169.254.169.254/latest/meta-data/ HTTP/1.1\nHost: 169.254.169.254",
+		"GET / HTTP/1.1\nHost: 169.254.169.254", "GET //169.254.169.254/ HTTP/1.1\nHost: a", "GET /http://169.254.169.254/ HTTP/1.1\nHost: a",
+		"GET /_run/r-1/http://169.254.169.254/ HTTP/1.1\nHost: a", "GET @169.254.169.254/ HTTP/1.1\nHost: a", "GET http:169.254.169.254 HTTP/1.1\nHost: a",
+		"GET / HTTP/1.1\nHost: a\nX-Forwarded-Host: 169.254.169.254\nForwarded: host=169.254.169.254",
+		"CONNECT 169.254.169.254:80 HTTP/1.1\nHost: 169.254.169.254:80",
+	} {
+		s := newSidecar(t, "agent.example.com", "http://"+to)
+		c := dialRaw(t, s.ingress.URL)
+		c.send(line + "\n\n")
+		resp := c.answer(http.MethodGet)
+		if resp.StatusCode == http.StatusBadRequest {
+			continue // no request at all
+		}
+		if receive(t, last, "the request"); resp.StatusCode != http.StatusOK {
+			t.Errorf("%q: answer = %s, want the host's", line, resp.Status)
+		}
+	}
+}
