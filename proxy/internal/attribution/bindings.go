@@ -1,7 +1,6 @@
 package attribution
 
 import (
-	"slices"
 	"strings"
 	"time"
 )
@@ -18,7 +17,7 @@ func (t *Table) Bind(r *Run, key Key) bool {
 }
 
 func (t *Table) bindLocked(r *Run, key Key) bool {
-	if r.node == nil || slices.Contains(t.bindings[key], r) {
+	if r.node == nil || t.bindings[key].has(r) {
 		return true
 	}
 	if t.bound >= t.o.MaxBindings {
@@ -28,7 +27,7 @@ func (t *Table) bindLocked(r *Run, key Key) bool {
 		return false
 	}
 	t.bound++
-	t.bindings[key] = append(t.bindings[key], r)
+	add(t.bindings, key, r)
 	r.bindings = append(r.bindings, key)
 	return true
 }
@@ -67,9 +66,9 @@ func (t *Table) Bound(key Key) *Run {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expireLocked(time.Now())
-	if runs := t.bindings[key]; len(runs) == 1 {
-		t.touchLocked(runs[0], time.Now())
-		return runs[0]
+	r := t.bindings[key].only()
+	if r != nil {
+		t.touchLocked(r, time.Now())
 	}
-	return nil
+	return r
 }

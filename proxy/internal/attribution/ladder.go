@@ -169,7 +169,7 @@ func (t *Table) byTraceLocked(spans [2]Span, blind Reason) (ancestry.RunID, Reas
 			continue
 		}
 		runs := t.byTrace[s.Trace]
-		if blind == ReasonTableFull && len(runs) > 0 {
+		if blind == ReasonTableFull && runs.len() > 0 {
 			// Without spans of our own, two runs may have been handed the same one. Of a
 			// run before a restart its trace is known: see Retire.
 			why = cmp.Or(why, blind)
@@ -177,21 +177,16 @@ func (t *Table) byTraceLocked(spans [2]Span, blind Reason) (ancestry.RunID, Reas
 		}
 		other := t.others[s.Trace] != nil
 		before := t.retired.has(s.Trace)
-		if len(runs) == 1 && !other && !before {
-			return runs[0].ID(), ""
+		if r := runs.only(); r != nil && !other && !before {
+			return r.ID(), ""
 		}
-		exact, n := ancestry.RunID(""), 0
-		for _, r := range runs {
-			if r.Span == s.Span {
-				exact, n = r.ID(), n+1
-			}
+		if r := t.bySpan[s].only(); r != nil && !other {
+			return r.ID(), ""
 		}
 		switch {
-		case n == 1 && !other:
-			return exact, ""
-		case len(runs) > 1, len(runs) == 1 && before:
+		case runs.len() > 1, runs.len() == 1 && before:
 			why = cmp.Or(why, ReasonSharedTrace)
-		case len(runs) == 1:
+		case runs.len() == 1:
 			why = cmp.Or(why, ReasonOtherWork)
 		}
 	}
@@ -206,13 +201,13 @@ func (t *Table) byKeyLocked(keys []Key, blind Reason) (ancestry.RunID, Reason) {
 	for _, k := range keys {
 		runs := t.bindings[k]
 		switch {
-		case k.ID == "" || len(runs) == 0 || found != nil && len(runs) > 1:
-		case len(runs) > 1 || found != nil && found != runs[0]:
+		case k.ID == "" || runs.len() == 0 || found != nil && runs.len() > 1:
+		case runs.len() > 1 || found != nil && found != runs.only():
 			return "", ReasonSharedKey
 		case blind != "":
 			return "", blind
 		default:
-			found = runs[0]
+			found = runs.only()
 		}
 	}
 	if found == nil {
@@ -227,12 +222,12 @@ func (t *Table) byEchoLocked(ids []string, blind Reason) (ancestry.RunID, Reason
 	var found *Run
 	for _, id := range ids {
 		owners := t.bindings[Key{kindOwn, id}]
-		if len(owners) == 0 {
+		if owners.len() == 0 {
 			continue
 		}
-		own := owners[0]
-		others := slices.ContainsFunc(t.bindings[Key{kindMentioned, id}], func(r *Run) bool { return r != own })
-		if len(owners) > 1 || others || found != nil && found != own {
+		own, mentioned := owners.only(), t.bindings[Key{kindMentioned, id}]
+		others := mentioned.len() > 0 && mentioned.only() != own
+		if own == nil || others || found != nil && found != own {
 			return "", ReasonSharedEcho
 		}
 		found = own

@@ -2,7 +2,6 @@ package attribution
 
 import (
 	"container/list"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,8 +99,9 @@ type Table struct {
 
 	mu       sync.Mutex
 	byID     map[ancestry.RunID]*Run // by either id
-	byTrace  map[ancestry.TraceID][]*Run
-	bindings map[Key][]*Run
+	byTrace  map[ancestry.TraceID]*runSet
+	bySpan   map[Span]*runSet // by what they were handed, in each of their traces
+	bindings map[Key]*runSet
 	bound    int                              // bindings in use
 	unread   int                              // runs whose requests mention nobody knows what
 	retired  retired                          // traces in which a run has ended
@@ -124,8 +124,9 @@ func NewTable(o Options) *Table {
 		o: o, tag: hostTag(o.HostID), born: time.Now().Truncate(time.Millisecond),
 		blindUntil: time.Now().Add(o.Unseen), blindWhy: ReasonRestarted,
 		byID:     make(map[ancestry.RunID]*Run),
-		byTrace:  make(map[ancestry.TraceID][]*Run),
-		bindings: make(map[Key][]*Run),
+		byTrace:  make(map[ancestry.TraceID]*runSet),
+		bySpan:   make(map[Span]*runSet),
+		bindings: make(map[Key]*runSet),
 		others:   make(map[ancestry.TraceID]*otherTrace),
 		retired:  retired{count: make(map[ancestry.TraceID]int)},
 		active:   list.New(),
@@ -358,7 +359,7 @@ func (t *Table) removeLocked(r *Run) {
 		}
 	}
 	for _, trace := range r.traces {
-		drop(t.byTrace, trace, r)
+		t.partLocked(r, trace)
 		t.retired.add(trace)
 	}
 	r.traces = nil
@@ -372,17 +373,3 @@ func (t *Table) removeLocked(r *Run) {
 // maxRetired bounds what is remembered: half a megabyte, and at a hundred runs a
 // second the last two minutes.
 const maxRetired = 1 << 14
-
-// drop takes v from what stands under k.
-func drop[K, V comparable](index map[K][]V, k K, v V) {
-	all := index[k]
-	i := slices.Index(all, v)
-	if i < 0 {
-		return
-	}
-	if all = slices.Delete(all, i, i+1); len(all) == 0 {
-		delete(index, k)
-		return
-	}
-	index[k] = all
-}

@@ -33,11 +33,18 @@ func (t *Table) joinLocked(r *Run, trace ancestry.TraceID) {
 		return
 	}
 	if len(r.traces) == maxTraces {
-		drop(t.byTrace, r.traces[1], r)
+		t.partLocked(r, r.traces[1])
 		r.traces = slices.Delete(r.traces, 1, 2)
 	}
 	r.traces = append(r.traces, trace)
-	t.byTrace[trace] = append(t.byTrace[trace], r)
+	add(t.byTrace, trace, r)
+	add(t.bySpan, Span{trace, r.Span}, r)
+}
+
+// partLocked is the opposite of joinLocked, but for r's own list.
+func (t *Table) partLocked(r *Run, trace ancestry.TraceID) {
+	drop(t.byTrace, trace, r)
+	drop(t.bySpan, Span{trace, r.Span}, r)
 }
 
 // Owns reports whether r is known in trace.
@@ -84,8 +91,9 @@ func (t *Table) Leave(r *Run) {
 
 // otherTrace is a trace in which something works that is no run.
 type otherTrace struct {
-	n     int       // exchanges in flight
-	until time.Time // the end of the quarantine of the last one
+	n       int       // exchanges in flight
+	until   time.Time // the end of the quarantine of the last one
+	waiting bool      // a timer runs that will forget it
 }
 
 // Other notes an exchange that arrives at this host, in trace if that is known,
@@ -122,17 +130,25 @@ func (t *Table) OtherDone(trace ancestry.TraceID, leavesWork bool) {
 	}
 	if o.n--; leavesWork {
 		o.until = t.otherUntil
-		time.AfterFunc(t.o.Quarantine, func() { t.forgetOther(trace) })
-	} else if o.n == 0 && !now.Before(o.until) {
+		if !o.waiting {
+			o.waiting = true
+			time.AfterFunc(t.o.Quarantine, func() { t.forgetOther(trace) })
+		}
+	} else if o.n == 0 && !o.waiting {
 		delete(t.others, trace)
 	}
 }
 
-// forgetOther drops what is known of a trace if its quarantine is over.
+// forgetOther drops what is known of a trace once its quarantine is over.
 func (t *Table) forgetOther(trace ancestry.TraceID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if o := t.others[trace]; o != nil && o.n == 0 && !time.Now().Before(o.until) {
+	o := t.others[trace]
+	if left := time.Until(o.until); left > 0 {
+		time.AfterFunc(left, func() { t.forgetOther(trace) })
+		return
+	}
+	if o.waiting = false; o.n == 0 {
 		delete(t.others, trace)
 	}
 }

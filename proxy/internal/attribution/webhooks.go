@@ -100,7 +100,7 @@ func (h *Webhooks) nameLocked(w *Webhook, task string) {
 		return
 	}
 	if w.task != "" {
-		drop(h.byTask, pair(w.Place, w.task), w)
+		h.unnameLocked(w)
 	}
 	w.task = task
 	for _, k := range w.keys() {
@@ -109,6 +109,14 @@ func (h *Webhooks) nameLocked(w *Webhook, task string) {
 	}
 	k := pair(w.Place, task)
 	h.byTask[k] = append(h.byTask[k], w)
+}
+
+// unnameLocked takes w from the webhooks of its task.
+func (h *Webhooks) unnameLocked(w *Webhook) {
+	k := pair(w.Place, w.task)
+	if h.byTask[k] = without(h.byTask[k], w); len(h.byTask[k]) == 0 {
+		delete(h.byTask, k)
+	}
 }
 
 // Remove forgets w: what it asked for was refused.
@@ -216,7 +224,7 @@ func (h *Webhooks) removeLocked(w *Webhook) {
 		b.open = without(b.open, w)
 	}
 	if w.task != "" {
-		drop(h.byTask, pair(w.Place, w.task), w)
+		h.unnameLocked(w)
 	}
 }
 
