@@ -29,12 +29,12 @@ func ParseCause(s string) (Cause, error) {
 }
 
 // Evidence names what a link rests on: the rung of the ladder that decided
-// which run an outbound call belongs to, or, for a run that began here, the
-// carrier that named its parent. It is empty exactly when no parent is
+// which run an outbound call belongs to, or, for a run that began here, what
+// has named its parent. It is empty exactly when no parent is
 // asserted.
 type Evidence string
 
-// The rungs, strongest first, and the one carrier.
+// The rungs, strongest first, and what names parents on the way in.
 const (
 	EvidenceRunID           Evidence = "run-id"           // request header Run-Id, sent by the host
 	EvidenceTraceState      Evidence = "trace-state"      // tracestate member wop=, given to the host at ingress
@@ -46,6 +46,7 @@ const (
 	EvidenceEchoedID        Evidence = "echoed-id"        // an id of exactly one live run occurs in the message
 	EvidenceSingleFlight    Evidence = "single-flight"    // exactly one run is live on this host
 	EvidenceRunAncestry     Evidence = "run-ancestry"     // header Run-Ancestry, sent by the caller's proxy
+	EvidenceEventLog        Evidence = "event-log"        // the parent's log, told by the host of both
 )
 
 // TraceID is a W3C trace id. The zero value means that none is known.

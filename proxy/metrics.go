@@ -37,6 +37,7 @@ const (
 	limitDepth     = "max-depth"
 	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
 	limitToolCalls = "tool-calls"   // a run has too many open for their events to be known
+	limitNodes     = "nodes"        // a run has too many for those that begin runs to be known
 	limitVisits    = "max-visits-per-host"
 	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -67,6 +68,7 @@ type metrics struct {
 	cards       *prometheus.CounterVec // outcome
 	discoveries *prometheus.CounterVec // outcome
 	annotations *prometheus.CounterVec // outcome
+	subRuns     *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
 	withheld    prometheus.Counter
@@ -111,6 +113,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
 		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
 		annotations: counter("wopproxy_causation_annotations_total", "Events that an event on another host is known to have caused, by what became of payload.causationHostId; and what could not be read to tell.", "outcome"),
+		subRuns:     counter("wopproxy_sub_runs_total", "Runs that the host's event logs name as begun by another run inside the host, each time they do, by what was made of it.", "outcome"),
 		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
 		mcpClient:   operations("mcp_client_operation_duration_seconds", "MCP requests and notifications sent by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
@@ -163,7 +166,7 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched, limitToolCalls} {
+	for _, l := range []string{limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched, limitToolCalls, limitNodes} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {
@@ -174,6 +177,9 @@ func (m *metrics) resolve() {
 	}
 	for _, o := range wire.CausationOutcomes() {
 		m.annotations.WithLabelValues(string(o))
+	}
+	for _, o := range subRunOutcomes {
+		m.subRuns.WithLabelValues(string(o))
 	}
 	for _, o := range wire.CardOutcomes() {
 		m.cards.WithLabelValues(string(o))

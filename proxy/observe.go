@@ -62,7 +62,7 @@ const documentTries = 16
 // A document is the answer to the exchange's own request, whatever id it bears:
 // some servers round large ones. On a stream the id decides.
 func (x *exchange) learn(data []byte, alone bool) {
-	if x.head.openwop != openwop.None {
+	if x.dir == ingress && x.head.openwop != openwop.None { // else it is another host's word
 		x.learnOpenWOP(data)
 		return
 	}

@@ -39,6 +39,7 @@ type Recorder interface {
 	Record(ancestry.Link) ancestry.Commit
 	Lookup(context.Context, ancestry.RunID) (ancestry.Link, error)
 	Trace(ctx context.Context, id ancestry.TraceID, limit int) ([]ancestry.Link, error)
+	Children(ctx context.Context, id ancestry.RunID, after string, limit int) (links []ancestry.Link, next string, err error)
 }
 
 // Options configure a Proxy for its lifetime. HostID and Recorder are required,

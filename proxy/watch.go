@@ -33,6 +33,7 @@ type watchedRun struct {
 	next     int64 // behind the newest event that any of them has seen
 	held     bool  // as of then: the latest decision may not be carried out yet
 	calls    toolCalls
+	nodes    nodes
 	found    []audit.Finding
 	reported map[string]bool // rule and event of what was found
 }
@@ -52,6 +53,14 @@ func (w *watcher) see(doc []byte, v1, streamed bool, stream **audit.Run) {
 		return
 	}
 	model := w.p.advertised.now(v1).model
+	for _, s := range w.check(events, model, streamed, stream) {
+		w.p.learnSubRun(s)
+	}
+}
+
+// check holds events against the model, and returns the runs that they name as
+// children.
+func (w *watcher) check(events []audit.Event, model audit.Model, streamed bool, stream **audit.Run) (named []subRun) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range events {
@@ -70,7 +79,14 @@ func (w *watcher) see(doc []byte, v1, streamed bool, stream **audit.Run) {
 		if !run.calls.see(e) {
 			w.p.metrics.limit(limitToolCalls)
 		}
+		if !run.nodes.see(e) {
+			w.p.metrics.limit(limitNodes)
+		}
+		if s, ok := run.nodes.subRun(e); ok {
+			named = append(named, s)
+		}
 	}
+	return named
 }
 
 // refused takes the host's refusal of a fork.

@@ -487,3 +487,47 @@ func TestOpenWOPCausingEvent(t *testing.T) {
 		})
 	}
 }
+
+// TestOpenWOPSubRuns: while somebody reads the log of a run, the runs that it
+// begins inside the host get it for their parent, and what they call on other
+// hosts has both above it.
+func TestOpenWOPSubRuns(t *testing.T) {
+	for _, majors := range owPairs {
+		t.Run(fmt.Sprintf("from v%d to v%d", majors[0], majors[1]), func(t *testing.T) {
+			t.Parallel()
+			planner := newOWHost(t, "planner.example.com", majors[0], "127.0.0.2")
+			worker := newOWHost(t, "worker.example.com", majors[1], "127.0.0.3")
+			run := planner.begun(t, owPlan{Label: "root", Calls: []owCall{
+				{Via: "core.dispatch", Plan: owPlan{Label: "dispatched", Wait: true, Calls: []owCall{{Via: "a2a", To: worker.at(), Plan: owPlan{Label: "leaf"}}}}},
+				{Via: "core.subWorkflow", Plan: owPlan{Label: "nested"}},
+			}}, nil)
+			resp, err := direct.Get(planner.ingress + planner.path("/runs/"+planner.segment(run.id)+"/events"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			readUntil(t, resp.Body, `"node.dispatched"`)
+			planner.open()
+			if _, err := io.ReadAll(resp.Body); err != nil {
+				t.Fatal(err)
+			}
+			if err := run.await(t); err != nil {
+				t.Fatal(err)
+			}
+			for label, cause := range map[string]string{"dispatched": "core.dispatch", "nested": "core.subWorkflow"} {
+				want := ancestor{RunID: run.id, HostID: "planner.example.com", Cause: cause}
+				if got := planner.ancestry(t, planner.called(label).id); got != want {
+					t.Errorf("the parent of %s = %+v, want %+v", label, got, want)
+				}
+			}
+			dispatched := planner.called("dispatched").id
+			if got := worker.ancestry(t, worker.called("leaf").id); got.RunID != dispatched || got.Cause != "a2a-message" {
+				t.Errorf("the parent of the leaf = %+v, want %s", got, dispatched)
+			}
+			code, body := get(t, worker.admin+"/ancestry/v1/runs/"+worker.called("leaf").minted)
+			if code != http.StatusOK || !strings.Contains(string(body), `"`+run.id+`"`) || !strings.Contains(string(body), `"core.dispatch"`) {
+				t.Errorf("what is recorded of the leaf = %d %s, want the root above its parent", code, body)
+			}
+		})
+	}
+}

@@ -48,9 +48,9 @@ type owPlan struct {
 	Calls []owCall `json:"calls,omitempty"`
 }
 
-// owCall begins a run on another host.
+// owCall begins a run on another host, or inside this one.
 type owCall struct {
-	Via  string `json:"via"` // mcp, a2a or rest
+	Via  string `json:"via"` // mcp, a2a or rest; or core.dispatch or core.subWorkflow
 	To   string `json:"to"`  // where that host is found
 	Plan owPlan `json:"plan"`
 }
@@ -59,6 +59,7 @@ type owCall struct {
 type owRun struct {
 	id     string
 	minted string // the Run-Id it came with, for the test: the host makes no use of it
+	within bool   // it was begun by another run of the host
 	source string // of a fork
 	plan   owPlan
 	trace  http.Header
@@ -407,6 +408,10 @@ func (h *owHost) work(run *owRun) {
 		called, returned = "agent.tool-called", "agent.tool-returned"
 	}
 	for i, c := range run.plan.Calls {
+		if strings.HasPrefix(c.Via, "core.") {
+			h.nest(run, c, fmt.Sprint("node-", i))
+			continue
+		}
 		payload := map[string]any{"agentId": "caller", "toolName": "run", "callId": fmt.Sprint("call-", i), "transport": c.Via, "inputs": c.Plan}
 		cause := ""
 		if i == 0 {
@@ -431,6 +436,22 @@ func (h *owHost) work(run *owRun) {
 		return
 	}
 	run.end(nil)
+}
+
+// nest begins a run inside the host and waits for its end.
+func (h *owHost) nest(run *owRun, c owCall, node string) {
+	run.add("node.started", map[string]any{"nodeId": node, "typeId": c.Via}, "")
+	inner := h.begin(c.Plan, run.trace, "")
+	inner.within = true
+	outputs := map[string]any{}
+	if c.Via == "core.dispatch" {
+		run.add("node.dispatched", map[string]any{"childRunId": inner.id, "childWorkflowId": "calls"}, "")
+	}
+	h.work(inner)
+	if c.Via == "core.subWorkflow" {
+		outputs["childRunId"], outputs["childStatus"] = inner.id, inner.status
+	}
+	run.add("node.completed", map[string]any{"nodeId": node, "outputs": outputs}, "")
 }
 
 // ready waits for the host to be opened, if the run has to, and reports false if
@@ -477,6 +498,9 @@ func (h *owHost) call(run *owRun, c owCall) error {
 	}
 	req.Header = ownSpan(&http.Request{Header: run.trace})
 	req.Header.Set("Content-Type", "application/json")
+	if run.within { // it has no context of its own, and the host says which run it is
+		req.Header.Set("Run-Id", run.id)
+	}
 	if major == "2" {
 		req.Header.Set("OpenWOP-Version", "2")
 		if c.Via == "a2a" {

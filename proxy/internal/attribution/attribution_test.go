@@ -425,3 +425,42 @@ func TestUnseen(t *testing.T) {
 		}
 	})
 }
+
+// A run that works inside of another one bears what that was handed: as long as it
+// may call, neither is named by it.
+func TestLadderWithin(t *testing.T) {
+	tab := newTable(Options{Quarantine: -1})
+	outer := start(t, tab, &Run{First: "outer", Trace: traceA, Span: spanA})
+	start(t, tab, &Run{First: "beside", Trace: traceA, Span: spanB})
+	handed := func(r *Run) Clues {
+		return Clues{Spans: [2]Span{{traceA, ancestry.SpanID{9}}}, States: [2]string{tab.State(r)}}
+	}
+	if v := tab.Attribute(handed(outer)); v.ID != "outer" {
+		t.Fatalf("before: %+v, want outer", v)
+	}
+	inner := start(t, tab, &Run{First: "inner", Trace: traceA, Span: spanA, Within: []ancestry.RunID{"outer"}})
+	deepest := start(t, tab, &Run{First: "deepest", Trace: traceA, Span: spanA, Within: []ancestry.RunID{"outer", "inner"}})
+	for _, r := range []*Run{outer, inner} {
+		if v := tab.Attribute(handed(r)); v.Evidence != "" || v.Reason != ReasonSharedTrace {
+			t.Errorf("what %s was handed: %+v, want %s", r.First, v, ReasonSharedTrace)
+		}
+	}
+	for _, id := range []ancestry.RunID{"beside", "deepest"} {
+		if v := tab.Attribute(handed(tab.Known(id))); v.ID != id {
+			t.Errorf("what %s was handed: %+v, want %s", id, v, id)
+		}
+	}
+	c := handed(outer)
+	c.RunID = "outer"
+	if v := tab.Attribute(c); v.ID != "outer" || v.Evidence != ancestry.EvidenceRunID {
+		t.Errorf("with the host's own word: %+v, want outer", v)
+	}
+	tab.End(inner)
+	if v := tab.Attribute(handed(outer)); v.Reason != ReasonSharedTrace {
+		t.Errorf("while the deepest is live: %+v, want %s", v, ReasonSharedTrace)
+	}
+	tab.End(deepest)
+	if v := tab.Attribute(handed(outer)); v.ID != "outer" {
+		t.Errorf("when both have ended: %+v, want outer", v)
+	}
+}

@@ -51,6 +51,9 @@ type Run struct {
 	Started   time.Time
 	Mentions  []string // the ids in the request that started it, as Mentions returns them
 	Read      bool     // it mentions no others
+	// Within are the first ids of the runs of this host that it works inside of,
+	// in what they were handed: a call that bears their context may be its own.
+	Within []ancestry.RunID
 
 	alias atomic.Pointer[ancestry.RunID]
 	entry // where it stands in the table that holds it
@@ -173,17 +176,16 @@ func (t *Table) startLocked(r *Run, now time.Time) bool {
 // Restore makes a run live again that was known before, unless it is live
 // already: then it returns that one. It reports false when the table is full.
 func (t *Table) Restore(r *Run) (*Run, bool) {
-	t.mu.Lock()
-	known := t.byID[r.First]
-	t.mu.Unlock()
-	if known != nil {
-		return known, true
-	}
-	if !t.Start(r) {
-		return r, false
-	}
+	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if known := t.byID[r.First]; known != nil {
+		return known, true
+	}
+	t.expireLocked(now)
+	if !t.startLocked(r, now) {
+		return r, false
+	}
 	r.revived = !r.Started.Before(t.born) // else it may be at work since before
 	return r, true
 }

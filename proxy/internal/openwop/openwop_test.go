@@ -77,6 +77,52 @@ func TestEnded(t *testing.T) {
 	}
 }
 
+func TestReadChild(t *testing.T) {
+	for _, tt := range []struct {
+		typ, payload string
+		want         Child // with Run: one is read
+	}{
+		{"node.dispatched", `{"childRunId":"c","childWorkflowId":"w"}`, Child{Run: "c", Cause: "core.dispatch"}},
+		{"node.dispatched", `{"childRunId":"c","childStatus":"waiting-input"}`, Child{Run: "c", Cause: "core.dispatch"}},
+		{"node.dispatched", `{"childRunId":"c","childStatus":"failed"}`, Child{Run: "c", Cause: "core.dispatch", Ended: true}},
+		{"node.completed", `{"nodeId":"n","outputs":{"childRunId":"c","childStatus":"cancelled"}}`, Child{Run: "c", Cause: "core.subWorkflow", Node: "n", Ended: true}},
+		{"core.workflowChain.event", `{"phase":"child.failed","childRunId":"c"}`, Child{Run: "c", Ended: true}},
+		{"workflow-chain.event", `{"phase":"child.cancelled","childRunId":"c"}`, Child{Run: "c", Ended: true}},
+
+		{"node.dispatched", `{"childRunId":""}`, Child{}},
+		{"node.dispatched", `{"childRunId":7}`, Child{}},
+		{"node.dispatched", `{"childRunId":"c"`, Child{}},
+		{"node.completed", `{"nodeId":"n","outputs":{"childRunId":"c"}}`, Child{}},
+		{"node.completed", `{"nodeId":"n","outputs":{"childRunId":"c","childStatus":"running"}}`, Child{}},
+		{"node.completed", `{"nodeId":"n","childRunId":"c","childStatus":"completed"}`, Child{}},
+		{"node.completed", `{"nodeId":"n","outputs":{"ChildRunId":"c","childStatus":"completed","x":"childRunId"}}`, Child{}},
+		{"workflow-chain.event", `{"phase":"dispatch.succeeded","childRunId":"c"}`, Child{}},
+		{"run.started", `{"childRunId":"c"}`, Child{}},
+	} {
+		if c, ok := ReadChild(tt.typ, []byte(tt.payload)); ok != (tt.want.Run != "") || ok && c != tt.want {
+			t.Errorf("ReadChild(%s, %s) = %+v, %v, want %+v", tt.typ, tt.payload, c, ok, tt.want)
+		}
+	}
+}
+
+func TestReadNode(t *testing.T) {
+	for _, tt := range []struct {
+		typ, payload string
+		begins, ok   bool
+	}{
+		{"node.started", `{"nodeId":"n","typeId":"core.subWorkflow"}`, true, true},
+		{"node.started", `{"nodeId":"n","typeId":"core.sub-workflow"}`, true, true},
+		{"node.started", `{"nodeId":"n","typeId":"core.dispatch"}`, false, true},
+		{"node.started", `{"nodeId":"n"}`, false, false},
+		{"node.started", `[]`, false, false},
+		{"node.completed", `{"nodeId":"n","typeId":"core.subWorkflow"}`, false, false},
+	} {
+		if node, begins, ok := ReadNode(tt.typ, []byte(tt.payload)); begins != tt.begins || ok != tt.ok || ok && node != "n" {
+			t.Errorf("ReadNode(%s, %s) = %q, %v, %v, want %v, %v", tt.typ, tt.payload, node, begins, ok, tt.begins, tt.ok)
+		}
+	}
+}
+
 func FuzzClassify(f *testing.F) {
 	f.Add("GET", "/v1/runs/r1/events", []byte(`{"type":"run.completed"}`))
 	f.Add("POST", "/runs/a:fork", []byte(`{"runId":"x"}`))
@@ -86,6 +132,12 @@ func FuzzClassify(f *testing.F) {
 			t.Errorf("Classify(%q, %q) = None with segment %q", method, path, segment)
 		}
 		Ended(op, body)
+		ReadNode("node.started", body)
+		for _, typ := range []string{"node.dispatched", "node.completed", "workflow-chain.event"} {
+			if c, ok := ReadChild(typ, body); ok && c.Run == "" {
+				t.Errorf("ReadChild(%s, %q) = an empty id", typ, body)
+			}
+		}
 		if id, ok := Created(body); ok && id == "" {
 			t.Errorf("Created(%q) = an empty id", body)
 		}
