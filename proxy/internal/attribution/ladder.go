@@ -106,7 +106,7 @@ func (t *Table) Attribute(c Clues) Verdict {
 			why = ReasonUnproven
 			continue
 		}
-		if t.hasWithinLocked(id, c.Spans[i].Trace) {
+		if t.within[id] > 0 {
 			why = cmp.Or(why, ReasonSharedTrace)
 			continue
 		}
@@ -161,12 +161,6 @@ func (t *Table) touchActiveLocked(r *Run, now time.Time) {
 	if r.node != nil && !r.ended {
 		t.touchLocked(r, now)
 	}
-}
-
-// hasWithinLocked reports whether another run works in trace inside of the run
-// that was started as id.
-func (t *Table) hasWithinLocked(id ancestry.RunID, trace ancestry.TraceID) bool {
-	return id != "" && slices.ContainsFunc(t.byTrace[trace], func(r *Run) bool { return slices.Contains(r.Within, id) })
 }
 
 // byTraceLocked names the one run that the call's trace has seen on this host.

@@ -105,6 +105,7 @@ type Table struct {
 	byTrace  map[ancestry.TraceID]*runSet
 	bySpan   map[Span]*runSet // by what they were handed, in each of their traces
 	bindings map[Key]*runSet
+	within   map[ancestry.RunID]int           // how many work inside of each
 	bound    int                              // bindings in use
 	unread   int                              // runs whose requests mention nobody knows what
 	retired  retired                          // traces in which a run has ended
@@ -130,6 +131,7 @@ func NewTable(o Options) *Table {
 		byTrace:  make(map[ancestry.TraceID]*runSet),
 		bySpan:   make(map[Span]*runSet),
 		bindings: make(map[Key]*runSet),
+		within:   make(map[ancestry.RunID]int),
 		others:   make(map[ancestry.TraceID]*otherTrace),
 		retired:  retired{count: make(map[ancestry.TraceID]int)},
 		active:   list.New(),
@@ -169,6 +171,9 @@ func (t *Table) startLocked(r *Run, now time.Time) bool {
 	t.joinLocked(r, r.Trace)
 	for _, id := range r.Mentions {
 		t.bindLocked(r, Key{kindMentioned, id})
+	}
+	for _, id := range r.Within {
+		t.within[id]++
 	}
 	return true
 }
@@ -370,6 +375,11 @@ func (t *Table) removeLocked(r *Run) {
 		t.bound--
 	}
 	r.bindings = nil
+	for _, id := range r.Within {
+		if t.within[id]--; t.within[id] == 0 {
+			delete(t.within, id)
+		}
+	}
 }
 
 // maxRetired bounds what is remembered: half a megabyte, and at a hundred runs a
