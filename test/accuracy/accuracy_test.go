@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 // TestMain is also the hosts that the tests start.
@@ -68,9 +70,9 @@ func modeNamed(t *testing.T, name string) mode {
 }
 
 // built makes the program under test, once for all tests.
-var built = sync.OnceValues(func() (program string, err error) {
-	program = filepath.Join(scratch, "wopproxy")
-	return program, build(context.Background(), program, os.Stderr)
+var built = sync.OnceValues(func() (path string, err error) {
+	path = filepath.Join(scratch, "wopproxy")
+	return path, program.Build(context.Background(), path, os.Stderr)
 })
 
 // measured runs the command with the Go host, or one like it.

@@ -33,6 +33,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 func main() {
@@ -120,7 +122,7 @@ func measure(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	defer os.RemoveAll(dir)
 	if o.program == "" {
 		o.program = filepath.Join(dir, "wopproxy")
-		if err := build(ctx, o.program, stderr); err != nil {
+		if err := program.Build(ctx, o.program, stderr); err != nil {
 			return err
 		}
 	}

@@ -1,27 +1,24 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 // patience bounds every wait for a process or a peer.
@@ -108,16 +105,6 @@ func firstOf(ctx context.Context, flag, question string, programs ...string) (pa
 	return "", missing
 }
 
-// build makes the program under test.
-func build(ctx context.Context, program string, stderr io.Writer) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "github.com/wopproxy/wopproxy/cmd/wopproxy")
-	cmd.Stdout, cmd.Stderr = stderr, stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build wopproxy: %w", err)
-	}
-	return nil
-}
-
 // stage is one host beside its wopproxy, in one mode.
 type stage struct {
 	program, dir string
@@ -196,7 +183,7 @@ func (s *stage) turn(ctx context.Context, at int) (tally, error) {
 // start sets the stage: wopproxy exec, which starts the host. The function that
 // it returns clears it, and reports what did not end as it should.
 func (s *stage) start(ctx context.Context) (stop func() error, err error) {
-	port, err := freePort()
+	port, err := program.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +192,7 @@ func (s *stage) start(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	args := append([]string{"exec", "-config", file, fmt.Sprintf("-carry=%v", s.mode.carry), "--"}, s.host.argv...)
-	both, err := start(ctx, append(cleanEnv(),
+	both, err := program.Start(ctx, append(program.CleanEnv(),
 		"PORT="+port, "TOOLS="+s.tools.URL+"/mcp", "COOPERATION="+s.mode.cooperation, "SECRET="+secret,
 	), s.program, args...)
 	if err != nil {
@@ -217,14 +204,14 @@ func (s *stage) start(ctx context.Context) (stop func() error, err error) {
 		return json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" && json.Unmarshal([]byte(line), &addresses) == nil
 	}
 	// The host is started when wopproxy serves.
-	if err = both.await(serving); err == nil {
-		err = both.await(func(line string) bool { return line == "ready" })
+	if err = both.Await(serving); err == nil {
+		err = both.Await(func(line string) bool { return line == "ready" })
 	}
 	if err != nil {
-		return nil, errors.Join(err, both.stop())
+		return nil, errors.Join(err, both.Stop())
 	}
 	s.ingress, s.admin = "http://"+addresses.Ingress, "http://"+addresses.Admin
-	return both.stop, nil
+	return both.Stop, nil
 }
 
 // secret is the password of proxy credentials.
@@ -249,117 +236,6 @@ ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
 drain: { timeout: 5s }
 %s
 `, s.hostID(), port, filepath.Join(s.dir, "secret"), filepath.Join(s.dir, "store"), s.mode.settings), 0o600)
-}
-
-// freePort returns a port that nobody listens on.
-func freePort() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	_, port, err := net.SplitHostPort(ln.Addr().String())
-	return port, errors.Join(err, ln.Close())
-}
-
-// cleanEnv keeps what the machine says about proxies, telemetry and runs from
-// what is measured.
-func cleanEnv() (env []string) {
-	for _, kv := range os.Environ() {
-		name, _, _ := strings.Cut(kv, "=")
-		if !foreign.MatchString(name) {
-			env = append(env, kv)
-		}
-	}
-	return env
-}
-
-var foreign = regexp.MustCompile(`(?i)^(OTEL_.*|.*_PROXY|WOPPROXY_.*|RUN_ID|TRACEPARENT|TRACESTATE|PORT|NODE_OPTIONS|PYTHONPATH)$`)
-
-// process is a program that has been started.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-
-	mu    sync.Mutex
-	lines []string      // what it has written last, on stdout and stderr
-	more  chan struct{} // closed with the next line
-	gone  chan struct{} // closed when it has closed its outputs
-}
-
-// start starts a program. It is asked to end when ctx does.
-func start(ctx context.Context, env []string, name string, args ...string) (*process, error) {
-	p := &process{name: filepath.Base(name), more: make(chan struct{}), gone: make(chan struct{})}
-	p.cmd = exec.CommandContext(ctx, name, args...)
-	p.cmd.Env = env
-	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	p.cmd.WaitDelay = patience
-	read, write, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	p.cmd.Stdout, p.cmd.Stderr = write, write
-	err = errors.Join(p.cmd.Start(), write.Close())
-	if err != nil {
-		return nil, errors.Join(err, read.Close())
-	}
-	go p.follow(read) // ends with the process and those it has started
-	return p, nil
-}
-
-// maxLines of what a process writes are kept.
-const maxLines = 50
-
-func (p *process) follow(r io.ReadCloser) {
-	defer close(p.gone)
-	defer r.Close()
-	for lines := bufio.NewScanner(r); lines.Scan(); {
-		p.mu.Lock()
-		p.lines = append(p.lines, lines.Text())
-		p.lines = p.lines[max(0, len(p.lines)-maxLines):]
-		close(p.more)
-		p.more = make(chan struct{})
-		p.mu.Unlock()
-	}
-}
-
-// await waits for a line, which may be there already.
-func (p *process) await(line func(string) bool) error {
-	timeout := time.After(patience)
-	for {
-		p.mu.Lock()
-		there, more := slices.ContainsFunc(p.lines, line), p.more
-		p.mu.Unlock()
-		if there {
-			return nil
-		}
-		select {
-		case <-more:
-		case <-p.gone:
-			return p.failed("ended before it was ready")
-		case <-timeout:
-			return p.failed(fmt.Sprintf("was not ready after %v", patience))
-		}
-	}
-}
-
-// stop asks the process to end, and reports how it did unless that was well.
-func (p *process) stop() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // unless it has ended
-	kill := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
-	err := p.cmd.Wait()
-	kill.Stop()
-	<-p.gone
-	if err != nil {
-		return p.failed(err.Error())
-	}
-	return nil
-}
-
-// failed is an error with what the process wrote last.
-func (p *process) failed(how string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return fmt.Errorf("%s %s:\n\t%s", p.name, how, strings.Join(p.lines, "\n\t"))
 }
 
 // client asks directly, and holds as many connections as there are runs.

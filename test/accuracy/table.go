@@ -7,7 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"unicode/utf8"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 // table is what is printed: a row for each mode, a column for each number of
@@ -95,7 +96,7 @@ func (t *table) write(w io.Writer) error {
 	for _, at := range t.columns {
 		last = append(last, share(sums[at].misguessed, sums[at].calls)+" wrong")
 	}
-	return writeMarkdown(w, append(lines, last))
+	return program.WriteMarkdown(w, append(lines, last))
 }
 
 func share(n, of int) string {
@@ -103,29 +104,4 @@ func share(n, of int) string {
 		return "–"
 	}
 	return fmt.Sprintf("%.0f %%", 100*float64(n)/float64(of))
-}
-
-// writeMarkdown pads each column to its widest cell.
-func writeMarkdown(w io.Writer, lines [][]string) error {
-	widths := make([]int, len(lines[0]))
-	for _, line := range lines {
-		for i, cell := range line {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	var b strings.Builder
-	for i, line := range lines {
-		for j, cell := range line {
-			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)))
-		}
-		b.WriteString("|\n")
-		if i == 0 {
-			for _, n := range widths {
-				b.WriteString("|" + strings.Repeat("-", n+2))
-			}
-			b.WriteString("|\n")
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }

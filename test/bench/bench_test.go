@@ -1,0 +1,245 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
+)
+
+// TestMain is also the proxies that the tests start.
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if len(os.Args) > 2 && os.Args[1] == "peer" {
+		os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// measured runs the command for a moment.
+func measured(t *testing.T, o options) (tables string, err error) {
+	t.Helper()
+	if _, err := cpu([]int{os.Getpid()}); err != nil {
+		t.Skip(err)
+	}
+	if o.program == "" {
+		o.program = filepath.Join(t.TempDir(), "wopproxy")
+		if err := program.Build(t.Context(), o.program, os.Stderr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.connections, o.latencyAt, o.rounds, o.window, o.paced = []int{4}, 4, 2, 20*time.Millisecond, 20*time.Millisecond
+	var out, progress bytes.Buffer
+	err = bench(t.Context(), o, &out, &progress)
+	t.Logf("%s%s", &progress, &out)
+	return out.String(), err
+}
+
+// some are contenders, by name.
+func some(t *testing.T, names ...string) []*contender {
+	t.Helper()
+	all := contenders()
+	if err := choose(&all, strings.Join(names, ","), "", func(c *contender) string { return c.name }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestBench measures all that is at hand with Go alone, all kinds of traffic.
+func TestBench(t *testing.T) {
+	tables, err := measured(t, options{kinds: kinds, contenders: some(t, "direct", "direct-tls", "reverseproxy", "goproxy", "goproxy-tls",
+		"ingress", "ingress-sampled", "egress", "egress-sampled", "intercept", "intercept-sampled")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`(?m)^\| ReverseProxy, tuned +(\| [1-9][\d.]* ± \d+ % \(1\.00\) +){5}\|$`,
+		`(?m)^\| goproxy +(\| [1-9][\d.]* ± \d+ % \(\d+\.\d\d\) +){5}\|$`,
+		`(?m)^\| \*\*wopproxy\*\* opens TLS, sampled +(\| [1-9][\d.]* ± \d+ % \(\d+\.\d\d\) +){5}\|$`,
+		`(?m)^\| nothing between +\| [1-9]\d+ +\| 0 +\| 0 +\| – +\| – +\| – +\|$`,
+		// With so few exchanges even the latency is not always there.
+		`(?m)^\| \*\*wopproxy\*\* egress +\| [1-9]\d+ +\| \S+ +\| \S+ +\| [1-9][\d.]+ +\| [1-9][\d.]+ +\| [1-9]\d+ +\|$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(tables) {
+			t.Errorf("want a row like %s", want)
+		}
+	}
+}
+
+// TestFaultsAreNoticed has contenders that do not do what they are measured for.
+func TestFaultsAreNoticed(t *testing.T) {
+	// A proxy that goes unasked for the sake of the test, and is then said to be
+	// another: the check is what differs.
+	posing := func(as string) func(*contender) { return func(c *contender) { c.wop = as } }
+	for _, tt := range []struct {
+		name  string
+		as    func(*contender)
+		error string
+	}{
+		{"messages that are not stamped", posing("egress"), `reverseproxy, 4 connections: mcp1k: the upstream saw \{asked:\d+ ancestry:\d+ runID:0 meta:0\}`},
+		{"a host that is not told its run", posing("ingress"), `the upstream saw .* runID:0 .*want .* runID:[1-9]`},
+		{"a program that is not there", func(c *contender) {
+			c.start = func(context.Context, *stage, *contender) error { _, err := find("no-such-proxy"); return err }
+		}, "start reverseproxy: no-such-proxy: not installed"},
+		{"a program that does not serve", func(c *contender) {
+			c.start = func(ctx context.Context, s *stage, c *contender) (err error) {
+				self, err := os.Executable()
+				if err != nil {
+					return err
+				}
+				return s.startServer(ctx, c, func(string, string) ([]string, error) { return []string{self, "peer", "none", "-ca", s.ca}, nil })
+			}
+		}, `(?s)does not listen.*want reverseproxy or goproxy`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := some(t, "reverseproxy")
+			tt.as(c[0])
+			_, err := measured(t, options{contenders: c, kinds: kinds[1:2], program: "none", all: true})
+			if err == nil || !regexp.MustCompile(tt.error).MatchString(err.Error()) {
+				t.Errorf("bench = %v, want an error like %s", err, tt.error)
+			}
+		})
+	}
+}
+
+// TestAnswersAreCompared has answers that differ from the upstream's in one place.
+func TestAnswersAreCompared(t *testing.T) {
+	a2a, sse := kinds[len(kinds)-1], kinds[3]
+	right := string(prepare(a2a.answer).head) + strings.Repeat("7", len(mark)) + string(prepare(a2a.answer).tail)
+	s := prepare(sse.answer)
+	stream := string(s.head) + string(bytes.Join(s.events, nil)) + string(s.end)
+	for _, tt := range []struct {
+		name, text string
+		kind       traffic
+		error      string
+	}{
+		{"as it was sent", right, a2a, ""},
+		{"a stream as it was sent", stream, sse, ""},
+		{"another byte behind the number", strings.Replace(right, "completed", "completeD", 1), a2a, errAnswerDiffers.Error()},
+		{"another byte before it", strings.Replace(right, "jsonrpc", "jsonRpc", 1), a2a, errAnswerDiffers.Error()},
+		{"a length of its own", strings.Replace(right, "Content-Length: 1024", "Content-Length: 1023", 1), a2a, "Content-Length 1023, want 1024"},
+		{"an error", "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", a2a, `answered "HTTP/1.1 502 Bad Gateway"`},
+		{"an end too early", right[:len(right)-1], a2a, io.EOF.Error()},
+		{"an event less", strings.Replace(stream, string(s.events[7]), "", 1), sse, errAnswerDiffers.Error()},
+		{"the last event missing", strings.Replace(stream, string(s.events[events-1]), "", 1), sse, "bytes, want"},
+		{"an event more", strings.Replace(stream, string(s.end), string(s.events[7])+string(s.end), 1), sse, "more than"},
+		{"no end", strings.TrimSuffix(stream, string(s.end)), sse, io.EOF.Error()},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			near, far := net.Pipe()
+			go func() {
+				defer far.Close()
+				_, _ = io.ReadFull(far, make([]byte, len("request")))
+				_, _ = io.WriteString(far, tt.text)
+			}()
+			cl := newClient(near)
+			cl.takes([]byte("request"), &tt.kind)
+			err := cl.exchange(1, nil)
+			if (err == nil) != (tt.error == "") || err != nil && !strings.Contains(err.Error(), tt.error) {
+				t.Errorf("exchange = %v, want %q", err, tt.error)
+			}
+			if got, want := cl.done.Load() == 1, tt.error == ""; got != want {
+				t.Errorf("counted = %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestPace has an upstream that stops for a while: all that was due meanwhile
+// waited, and not only what was under way.
+func TestPace(t *testing.T) {
+	const pause = 200 * time.Millisecond
+	var all crowd
+	for range 2 {
+		near, far := net.Pipe()
+		defer far.Close()
+		go func() {
+			answer := prepare(kinds[0].answer).head
+			for n := 0; ; n++ {
+				if _, err := io.ReadFull(far, make([]byte, len("request"))); err != nil {
+					return
+				}
+				if n == 10 {
+					time.Sleep(pause)
+				}
+				_, _ = far.Write(answer)
+			}
+		}()
+		cl := newClient(near)
+		cl.takes([]byte("request"), &kinds[0])
+		all = append(all, cl)
+	}
+	took, err := all.paced(latencyRate, 2*pause)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := len(slices.DeleteFunc(slices.Clone(took), func(d time.Duration) bool { return d < pause/4 }))
+	if want := int(pause.Seconds() * latencyRate / 2); late < want {
+		t.Errorf("%d of %d exchanges were late, want %d or more: all that were due in the pause", late, len(took), want)
+	}
+}
+
+func TestCountSpans(t *testing.T) {
+	field := func(n byte, value string) string { return string([]byte{n<<3 | 2, byte(len(value))}) + value }
+	span := field(2, field(1, "trace")+"\x39\x01\x02\x03\x04\x05\x06\x07\x08") // a fixed64 after it
+	scope := field(2, field(1, field(1, "name"))+span+span)
+	resource := field(1, field(1, "attributes")+scope+scope)
+	for _, tt := range []struct {
+		msg   string
+		spans int64
+		err   error
+	}{
+		{"", 0, nil},
+		{resource, 4, nil},
+		{resource + resource, 8, nil},
+		{field(1, scope), 2, nil},
+		{resource[:len(resource)-1], 0, errProtobuf},
+		{"\x0a", 0, errProtobuf},
+		{"\x0b\x00", 0, errProtobuf}, // a group
+	} {
+		if n, err := countSpans([]byte(tt.msg)); n != tt.spans || !errors.Is(err, tt.err) {
+			t.Errorf("countSpans(%q) = %d, %v, want %d, %v", tt.msg, n, err, tt.spans, tt.err)
+		}
+	}
+}
+
+func TestProcessors(t *testing.T) {
+	for list, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "1,4-5": {1, 4, 5}, "": nil, "none": nil} {
+		if got := processors(list); !slices.Equal(got, want) {
+			t.Errorf("processors(%q) = %v, want %v", list, got, want)
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-only", "nobody"}, `-only "nobody": want some of direct,direct-tls,nginx,`},
+		{[]string{"-case", "mcp2k"}, `-case "mcp2k": want some of plain,mcp1k,`},
+		{[]string{"-connections", "64,many"}, `-connections "many": want numbers between 1 and 1024`},
+		{[]string{"-connections", "0"}, `-connections "0"`},
+		{[]string{"more"}, `["more"]: want no arguments`},
+		{[]string{"-rounds", "-1"}, "-rounds and -window: want more than nothing"},
+		{[]string{"-no-such-flag"}, "flag provided but not defined"},
+	} {
+		var stderr bytes.Buffer
+		if got := run(t.Context(), tt.args, io.Discard, &stderr); got != 2 || !strings.Contains(stderr.String(), tt.want) {
+			t.Errorf("bench %q: exit %d, want 2, with %q in\n%s", tt.args, got, tt.want, &stderr)
+		}
+	}
+}

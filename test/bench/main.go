@@ -1,0 +1,195 @@
+// Command bench measures what wopproxy costs, beside no proxy at all and beside
+// other proxies.
+//
+//	go run ./test/bench          the whole table, about a quarter of an hour
+//	go run ./test/bench -quick   one number of connections, within a minute
+//	go run ./test/bench -quick -only ingress,reverseproxy -case mcp1k
+//
+// It builds wopproxy and starts it, with all that it does: a store on disk,
+// metrics, spans for a collector. Beside it stand nginx, haproxy, squid and
+// mitmproxy, those that are installed; and as the measure of all a ReverseProxy of Go's
+// library, and goproxy, each a process of its own. Proxies have one processor
+// for themselves, and clients and upstream another. What is compared is measured in
+// turns: every round has all of them, every second round in the opposite order,
+// and a cell is the median of the rounds.
+//
+// The clients compare every answer with what the upstream sent, and the upstream
+// sees that wopproxy stamped every message: it exits 1 if one did not arrive as
+// it should.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal kills us at once
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// errUsage is returned for a mistake that has been explained already.
+var errUsage = errors.New("usage")
+
+// options says what is measured, and how long.
+type options struct {
+	all         bool // it is a fault if a contender is missing
+	contenders  []*contender
+	kinds       []traffic
+	connections []int
+	rounds      int
+	window      time.Duration // of one measurement
+	latencyAt   int           // connections
+	paced       time.Duration // of one measurement of latency
+	budget      time.Duration // of all rounds but the first; 0: none is left out
+	program     string        // a wopproxy; empty: one is built
+}
+
+// run is main without the process.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) > 1 && args[0] == "peer" {
+		return status(runPeer(ctx, args[1:], stdout, stderr), stderr)
+	}
+	o, err := parse(args, stderr)
+	if err == nil {
+		err = bench(ctx, o, stdout, stderr)
+	}
+	return status(err, stderr)
+}
+
+func status(err error, stderr io.Writer) int {
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errUsage):
+		return 2
+	}
+	fmt.Fprintln(stderr, "bench:", err)
+	return 1
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	o := options{contenders: contenders(), kinds: kinds}
+	quick := f.Bool("quick", false, "fewer and shorter rounds, with 64 connections only")
+	f.BoolVar(&o.all, "all", false, "fail where a proxy is missing, instead of leaving it out")
+	only := f.String("only", "", "these `contenders`, by name, with commas")
+	cases := f.String("case", "", "these `kinds` of traffic, by name, with commas")
+	conns := f.String("connections", "", "these `numbers` of connections, with commas (default 1,64,512)")
+	f.IntVar(&o.rounds, "rounds", 0, "`number` of rounds (default 5; 3 if quick)")
+	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
+	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return o, err
+		}
+		return o, errUsage
+	}
+	rounds, window := 5, 500*time.Millisecond
+	o.connections, o.latencyAt, o.paced = []int{1, 64, 512}, 64, 2*time.Second
+	if *quick {
+		rounds, window = 3, 120*time.Millisecond
+		o.connections, o.paced, o.budget = []int{64}, 400*time.Millisecond, 35*time.Second
+	}
+	if o.rounds == 0 {
+		o.rounds = rounds
+	}
+	if o.window == 0 {
+		o.window = window
+	}
+	err := errors.Join(
+		choose(&o.contenders, *only, "-only", func(c *contender) string { return c.name }),
+		choose(&o.kinds, *cases, "-case", func(k traffic) string { return k.name }),
+		o.connect(*conns))
+	if f.NArg() > 0 {
+		err = errors.Join(err, fmt.Errorf("%q: want no arguments", f.Args()))
+	}
+	if o.rounds < 0 || o.window < 0 {
+		err = errors.Join(err, errors.New("-rounds and -window: want more than nothing"))
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "bench:", err)
+		return o, errUsage
+	}
+	return o, nil
+}
+
+// choose leaves those of all that are named, in the order in which they stand.
+func choose[T any](all *[]T, names, flag string, name func(T) string) error {
+	if names == "" {
+		return nil
+	}
+	var known []string
+	for _, v := range *all {
+		known = append(known, name(v))
+	}
+	wanted := strings.Split(names, ",")
+	for _, w := range wanted {
+		if !slices.Contains(known, w) {
+			return fmt.Errorf("%s %q: want some of %s", flag, w, strings.Join(known, ","))
+		}
+	}
+	*all = slices.DeleteFunc(slices.Clone(*all), func(v T) bool { return !slices.Contains(wanted, name(v)) })
+	return nil
+}
+
+// maxConnections is what the configurations of other proxies here allow for.
+const maxConnections = 1024
+
+func (o *options) connect(numbers string) error {
+	if numbers == "" {
+		return nil
+	}
+	o.connections = nil
+	for text := range strings.SplitSeq(numbers, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > maxConnections {
+			return fmt.Errorf("-connections %q: want numbers between 1 and %d", text, maxConnections)
+		}
+		o.connections = append(o.connections, n)
+	}
+	slices.Sort(o.connections) // memory only grows
+	o.connections = slices.Compact(o.connections)
+	return nil
+}
+
+// bench sets the stage, plays, and prints what came of it.
+func bench(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+	began := time.Now()
+	s := &stage{options: o, stderr: stderr}
+	stop, err := s.set(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	t := newTable(o, s.present)
+	if err := s.play(ctx, t); err != nil {
+		return err
+	}
+	if err := t.write(stdout); err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "\n%.0f s.\n", time.Since(began).Seconds())
+	for _, c := range s.present {
+		left, err := c.finish(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		for _, l := range left {
+			fmt.Fprintln(stdout, l)
+		}
+	}
+	return nil
+}

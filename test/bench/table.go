@@ -1,0 +1,200 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
+)
+
+// table is what is printed.
+type table struct {
+	options
+	rows  []*contender
+	cells map[place][]figures // a round each
+	delay map[*contender][]delay
+}
+
+// place is a contender with one kind of traffic and a number of connections.
+type place struct {
+	contender   *contender
+	kind        string
+	connections int
+}
+
+// delay is what a round found at a fixed rate.
+type delay struct{ p50, p99 time.Duration }
+
+func newTable(o options, rows []*contender) *table {
+	return &table{options: o, rows: rows, cells: map[place][]figures{}, delay: map[*contender][]delay{}}
+}
+
+func (t *table) add(c *contender, k traffic, connections int, f figures) {
+	at := place{c, k.name, connections}
+	t.cells[at] = append(t.cells[at], f)
+}
+
+func (t *table) took(c *contender, p50, p99 time.Duration) {
+	t.delay[c] = append(t.delay[c], delay{p50, p99})
+}
+
+// named returns a row by the name of its contender, or nil.
+func (t *table) named(name string) *contender {
+	if i := slices.IndexFunc(t.rows, func(c *contender) bool { return c.name == name }); i >= 0 {
+		return t.rows[i]
+	}
+	return nil
+}
+
+// write prints two tables: processor time for each kind of traffic and number of
+// connections, and all else for MCP.
+func (t *table) write(w io.Writer) error {
+	for i, n := range t.connections {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := program.WriteMarkdown(w, t.costs(n)); err != nil {
+			return err
+		}
+	}
+	if !slices.ContainsFunc(t.kinds, func(k traffic) bool { return k.name == latencyKind }) {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return program.WriteMarkdown(w, t.rest())
+}
+
+// costs is microseconds of the processor for an exchange, and beside it how many
+// times that of the yardstick.
+func (t *table) costs(connections int) [][]string {
+	heading := []string{fmt.Sprintf("CPU µs, %d connections", connections)}
+	for _, k := range t.kinds {
+		heading = append(heading, k.title)
+	}
+	lines := [][]string{heading}
+	for _, c := range t.rows {
+		if c.start == nil {
+			continue
+		}
+		line := []string{c.title}
+		for _, k := range t.kinds {
+			line = append(line, t.cost(place{c, k.name, connections}))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// cost is one cell: median, half of the spread, and the ratio.
+func (t *table) cost(at place) string {
+	own := t.column(at, cpuOf)
+	if len(own) == 0 {
+		return "–"
+	}
+	text := micros(median(own))
+	if len(own) > 1 {
+		text += fmt.Sprintf(" ± %.0f %%", spread(own))
+	}
+	other := t.column(place{t.named(at.contender.yardstick()), at.kind, at.connections}, cpuOf)
+	if len(other) == 0 {
+		return text
+	}
+	return fmt.Sprintf("%s (%.2f)", text, median(own)/median(other))
+}
+
+// rest is what else there is to say about MCP messages of 1 KB.
+func (t *table) rest() [][]string {
+	heading := []string{"MCP 1 KB"}
+	for _, n := range t.connections {
+		heading = append(heading, fmt.Sprintf("requests/s, %d", n))
+	}
+	heading = append(heading, fmt.Sprintf("added p50 at %d/s, µs", latencyRate), "p99", "MiB, idle")
+	for _, n := range t.connections {
+		heading = append(heading, fmt.Sprintf("MiB, %d", n))
+	}
+	lines := [][]string{append(heading, "allocations")}
+	for _, c := range t.rows {
+		line := []string{c.title}
+		for _, n := range t.connections {
+			line = append(line, number0(t.column(place{c, latencyKind, n}, func(f figures) float64 { return f.rate })))
+		}
+		line = append(line, t.added(c, func(d delay) time.Duration { return d.p50 }), t.added(c, func(d delay) time.Duration { return d.p99 }))
+		line = append(line, mebibytes(c.idle))
+		for _, n := range t.connections {
+			line = append(line, mebibytes(t.peak(place{c, latencyKind, n})))
+		}
+		allocs := "–"
+		if c.admin != "" {
+			allocs = number0(t.column(place{c, latencyKind, t.connections[len(t.connections)-1]}, func(f figures) float64 { return f.allocs }))
+		}
+		lines = append(lines, append(line, allocs))
+	}
+	return lines
+}
+
+// added is how much longer an exchange takes than without the proxy, in the same
+// round.
+func (t *table) added(c *contender, of func(delay) time.Duration) string {
+	base := t.named(c.nothing())
+	if base == nil || len(t.delay[c]) == 0 {
+		return "–"
+	}
+	var all []float64
+	for i := range min(len(t.delay[c]), len(t.delay[base])) {
+		all = append(all, float64(of(t.delay[c][i])-of(t.delay[base][i])))
+	}
+	if base == c {
+		return "0"
+	}
+	return strconv.FormatFloat(median(all)/1e3, 'f', 0, 64)
+}
+
+func cpuOf(f figures) float64 { return float64(f.cpu) }
+
+// column returns one figure of each round.
+func (t *table) column(at place, of func(figures) float64) (all []float64) {
+	for _, f := range t.cells[at] {
+		all = append(all, of(f))
+	}
+	return all
+}
+
+// peak is the most memory that any round found.
+func (t *table) peak(at place) (n int64) {
+	for _, f := range t.cells[at] {
+		n = max(n, f.resident)
+	}
+	return n
+}
+
+func median(all []float64) float64 {
+	s := slices.Sorted(slices.Values(all))
+	if n := len(s); n%2 == 0 {
+		return (s[n/2-1] + s[n/2]) / 2
+	}
+	return s[len(s)/2]
+}
+
+// spread is half of what lies between the extremes, as a share of the median.
+func spread(all []float64) float64 {
+	return 50 * (slices.Max(all) - slices.Min(all)) / median(all)
+}
+
+func micros(ns float64) string { return strconv.FormatFloat(ns/1e3, 'f', 1, 64) }
+
+func number0(all []float64) string {
+	if len(all) == 0 {
+		return "–"
+	}
+	return strconv.FormatFloat(median(all), 'f', 0, 64)
+}
+
+func mebibytes(n int64) string {
+	if n == 0 {
+		return "–"
+	}
+	return strconv.FormatFloat(float64(n)/(1<<20), 'f', 1, 64)
+}
