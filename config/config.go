@@ -604,6 +604,11 @@ type Limits struct {
 	// Tunnels is how many CONNECT tunnels may be open; further ones are refused
 	// with 503. Default 10000; 1 to 1000000. A change needs a restart.
 	Tunnels int `yaml:"tunnels" min:"1" max:"1000000" restart:"yes"`
+	// Connections is how many connections of clients each listener holds open,
+	// besides tunnels and what else was upgraded. With one more, the one that has
+	// had no request for longest is closed, or the new one if all have. Default
+	// 10000; 10 to 1000000. A change needs a restart.
+	Connections int `yaml:"connections" min:"10" max:"1000000" restart:"yes"`
 }
 
 // Drain says how the proxy stops: it reports unready, goes on serving for

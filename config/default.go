@@ -56,6 +56,7 @@ func Default() *Config {
 			Tasks:          100_000,
 			Queue:          8192,
 			Tunnels:        10_000,
+			Connections:    10_000,
 		},
 		Drain: Drain{Delay: Duration{5 * time.Second}, Timeout: Duration{20 * time.Second}},
 		Log:   Log{Level: slog.LevelInfo},

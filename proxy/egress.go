@@ -197,7 +197,7 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wopproxy: CONNECT to port "+port+" is not allowed by egress.connectPorts", http.StatusForbidden)
 		return
 	}
-	t := &tunnel{set: &e.p.tunnels, target: target, run: credential(pol, r), dial: e.p.dialOut, roots: e.p.o.Roots, intercept: e.p.intercept}
+	t := &tunnel{set: &e.p.tunnels, target: target, run: credential(pol, r), dial: e.p.dialOut, roots: e.p.o.Roots, intercept: e.p.intercept, maxHeader: e.p.o.MaxHeader}
 	if !e.p.tunnels.add(t) {
 		e.p.metrics.limit(limitTunnels)
 		http.Error(w, "wopproxy: too many tunnels are open", http.StatusServiceUnavailable)

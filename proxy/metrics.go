@@ -33,6 +33,7 @@ const (
 	limitEndpoints = "endpoints"    // what is spoken there is not remembered
 	limitTasks     = "tasks"        // one was forgotten for another
 	limitTunnels   = "tunnels"
+	limitConns     = "connections"  // one without a request was closed for another
 	limitDial      = "dial-timeout" // a destination took no connection in time
 	limitDepth     = "max-depth"
 	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
@@ -166,7 +167,11 @@ func (m *metrics) resolve() {
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
-	for _, l := range []string{limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks, limitScan, limitEchoes, limitEndpoints, limitTunnels, limitDepth, limitVisits, limitLine, limitWatched, limitToolCalls, limitNodes} {
+	for _, l := range []string{
+		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
+		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched,
+		limitToolCalls, limitNodes,
+	} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, o := range []handshakeOutcome{handshakeIntercepted, handshakeRefused, handshakeFailed} {

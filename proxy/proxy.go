@@ -67,6 +67,9 @@ type Options struct {
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
 
+	MaxConnections int // connections of clients that one server holds open; default 10 000
+	MaxHeader      int // bytes; longer heads of requests inside tunnels are answered 431; default 64 KiB
+
 	CA    *CA            // signs for the destinations that Policy.Intercept names; nil: all TLS passes blind
 	Roots *x509.CertPool // whom upstream certificates must lead to; default: the system's
 
@@ -109,6 +112,12 @@ func New(o Options, p Policy) (*Proxy, error) {
 	}
 	if o.MaxTunnels == 0 {
 		o.MaxTunnels = 10_000
+	}
+	if o.MaxConnections == 0 {
+		o.MaxConnections = 10_000
+	}
+	if o.MaxHeader == 0 {
+		o.MaxHeader = 64 << 10
 	}
 	if o.MaxWebhooks == 0 {
 		o.MaxWebhooks = 100_000

@@ -34,6 +34,8 @@ type tunnel struct {
 	upstream net.Conn
 	dial     dialFunc // for connections beyond upstream
 
+	maxHeader int // bytes of a request inside
+
 	roots     *x509.CertPool // whom certificates must lead to; nil: the system's
 	intercept *interceptor   // nil: TLS passes blind
 
@@ -221,6 +223,7 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 	srv := &http.Server{
 		Protocols:         new(http.Protocols),
 		ReadHeaderTimeout: time.Minute,
+		MaxHeaderBytes:    t.maxHeader,
 		BaseContext: func(net.Listener) context.Context {
 			return context.WithValue(context.Background(), tunnelKey{}, &inTunnel{t, tr})
 		},

@@ -147,7 +147,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	c := s.started
 	late := context.WithoutCancel(ctx) // what outlives ctx is stopped below, in turn
 	admin := begin(late, func(ctx context.Context) error {
-		return serve(ctx, s.admin, s.adminHandler(c), serverOptions{drain: func() time.Duration { return time.Second }, maxHeader: 64 << 10})
+		return serve(ctx, s.admin, s.adminHandler(c), s.adminServer())
 	})
 	recorder := begin(late, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
 	pruner := begin(late, s.prune)
@@ -178,13 +178,17 @@ func (s *sidecar) run(ctx context.Context) error {
 // flight is done, tunnels included, or the drain has had its time. When one
 // listener fails, the other stops too.
 func (s *sidecar) serveTraffic(ctx context.Context, c *config.Config) error {
-	o := serverOptions{drain: s.drainTimeout, maxHeader: int(c.Limits.Header)}
+	options := func() serverOptions {
+		return serverOptions{drain: s.drainTimeout, maxHeader: int(c.Limits.Header), connections: s.proxy.Connections()}
+	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return serve(ctx, s.ingress, s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), o) })
-	g.Go(func() error { return serve(ctx, s.egress, s.proxy.Egress(), o) })
+	g.Go(func() error {
+		return serve(ctx, s.ingress, s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), options())
+	})
+	g.Go(func() error { return serve(ctx, s.egress, s.proxy.Egress(), options()) })
 	g.Go(func() error {
 		<-ctx.Done()
-		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain())
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.drainTimeout())
 		defer cancel()
 		return s.proxy.Drain(drain)
 	})
@@ -258,8 +262,14 @@ func (t *task) stop() error {
 
 // serverOptions bound what one listener spends on a client.
 type serverOptions struct {
-	drain     func() time.Duration // asked when the drain begins
-	maxHeader int
+	drain       func() time.Duration // asked when the drain begins
+	maxHeader   int
+	connections func(net.Conn, http.ConnState) // bounds how many there are
+}
+
+// adminServer is enough for probes and operators.
+func (s *sidecar) adminServer() serverOptions {
+	return serverOptions{drain: func() time.Duration { return time.Second }, maxHeader: 64 << 10, connections: s.proxy.Connections()}
 }
 
 // serve answers requests on ln until ctx ends, then lets the requests in flight
@@ -272,6 +282,7 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, o serverOptions
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    o.maxHeader,
+		ConnState:         o.connections,
 		ErrorLog:          log.New(io.Discard, "", 0), // speaks of clients' mistakes only
 		// No read or write timeout: streams may live for hours.
 	}

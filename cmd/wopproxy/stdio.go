@@ -187,7 +187,7 @@ func (s *sidecar) background(ctx context.Context) (stop func()) {
 		if s.admin == nil {
 			return nil
 		}
-		return serve(ctx, s.admin, s.adminHandler(s.started), serverOptions{drain: func() time.Duration { return time.Second }, maxHeader: 64 << 10})
+		return serve(ctx, s.admin, s.adminHandler(s.started), s.adminServer())
 	})
 	return func() {
 		s.draining.Store(true)
