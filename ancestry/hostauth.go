@@ -121,14 +121,10 @@ func newHostAuth(o APIOptions) (*hostAuth, error) {
 	return h, nil
 }
 
-// ask returns the host's own id of the run that segment names, if the host
-// shows the run to the caller of r. Otherwise it returns the answer for the
+// ask returns the host's own id of the run at path, which ends in segment, if the
+// host shows the run to the caller of r. Otherwise it returns the answer for the
 // caller: the host's refusal as it came, or 503 if the host gave no clear one.
-func (h *hostAuth) ask(r *http.Request, underV1 bool, segment string) (RunID, error) {
-	path := "/runs/" + segment
-	if underV1 {
-		path = "/v1" + path
-	}
+func (h *hostAuth) ask(r *http.Request, path, segment string) (RunID, error) {
 	key := h.key(r, path)
 	if run, ok := h.grants.get(key); ok {
 		h.count(verdictCached)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -63,6 +64,11 @@ type APIOptions struct {
 	// the host's business, and a bare id on the others is an error.
 	Versions []string
 
+	// Endpoint says whether the protocol's own path of a major is this API's to
+	// answer on; default: EndpointServed. It is asked for each request to one, and
+	// returns in bounded time.
+	Endpoint func(ctx context.Context, v1 bool) Endpoint
+
 	// Findings returns what is held against a run, under any of its ids, and
 	// whether the run is watched at all; default: none is.
 	Findings func(ids ...RunID) (findings any, watched bool)
@@ -71,6 +77,18 @@ type APIOptions struct {
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
 }
+
+// Endpoint is what a host's callers are told of OpenWOP's ancestry endpoint. A host
+// that has a discovery document and does not advertise the endpoint there has to
+// answer 404 on its path.
+type Endpoint int
+
+const (
+	EndpointServed  Endpoint = iota // it is advertised, or no document binds the host
+	EndpointAbsent                  // the document does not advertise it
+	EndpointForeign                 // the host itself advertises it, under another hostId than ours
+	EndpointUnknown                 // there is no telling now
+)
 
 // API answers who caused a run, to those who may read that run.
 //
@@ -82,6 +100,8 @@ type API struct {
 	upstream *hostClient // whose own answer is asked for where we know no parent; nil: nobody's
 	v1, v2   string      // the version served of each major, or empty
 	requests *prometheus.CounterVec
+	natives  *prometheus.CounterVec
+	foreign  sync.Once // the warning of a host under another name
 }
 
 // NewAPI checks o and returns an API. It opens nothing and starts nothing.
@@ -91,6 +111,9 @@ func NewAPI(o APIOptions) (*API, error) {
 	}
 	if len(o.Versions) == 0 {
 		o.Versions = []string{"1.0", "2.0"}
+	}
+	if o.Endpoint == nil {
+		o.Endpoint = func(context.Context, bool) Endpoint { return EndpointServed }
 	}
 	if o.Findings == nil {
 		o.Findings = func(...RunID) (any, bool) { return nil, false }
@@ -137,8 +160,14 @@ func NewAPI(o APIOptions) (*API, error) {
 		Name: "wopproxy_ancestry_requests_total",
 		Help: "Requests for the ancestry of a run, by the status of the answer.",
 	}, []string{"status"})
-	if err := o.Registerer.Register(a.requests); err != nil {
-		return nil, fmt.Errorf("ancestry API: %w", err)
+	a.natives = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "wopproxy_ancestry_native_total",
+		Help: "Answers of a host that keeps ancestry itself, by what became of them.",
+	}, []string{"outcome"})
+	for _, c := range []prometheus.Collector{a.requests, a.natives} {
+		if err := o.Registerer.Register(c); err != nil {
+			return nil, fmt.Errorf("ancestry API: %w", err)
+		}
 	}
 	return a, nil
 }
@@ -148,15 +177,22 @@ func NewAPI(o APIOptions) (*API, error) {
 //	/v1/runs/{runId}/ancestry
 //	/runs/{runId}/ancestry
 //
+// where APIOptions.Endpoint lets it, always on
+//
+//	/v1/host/wopproxy/runs/{runId}/ancestry
+//	/host/wopproxy/runs/{runId}/ancestry
+//
 // and hands every other request to next as it came. Paths are compared as they
 // were sent, neither decoded nor cleaned, because a tenant-bound id may hold a
 // %2F that is not a separator.
 //
-// Both paths answer with OpenWOP's closed shape, {runId, hostId, parent}. The
-// response header OpenWOP-Version names the contract that the answer satisfies:
-// on the unversioned path that is 2.x if it was asked for, or preferred, and
-// each id in the body is tenant bound as 2.x requires, and 1.x otherwise: an
-// id such as run_1 has no 2.x representation.
+// All answer with OpenWOP's closed shape, {runId, hostId, parent}. The first two
+// are the protocol's. Their response header OpenWOP-Version names the contract that
+// the answer satisfies: on the unversioned path that is 2.x if it was asked for, or
+// preferred, and each id in the body is tenant bound as 2.x requires, and 1.x
+// otherwise: an id such as run_1 has no 2.x representation. The others are a
+// vendor's mount (RFC 0181), which has no version and takes no part in choosing
+// one.
 func (a *API) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// The decoded path is at hand and costs nothing; EscapedPath may allocate.
@@ -165,45 +201,66 @@ func (a *API) Wrap(next http.Handler) http.Handler {
 			return
 		}
 		q, ok := ancestryPath(r.URL.EscapedPath())
-		if !ok || q.underV1 && a.v1 == "" {
+		if !ok || q.underV1 && a.v1 == "" && !q.mounted {
 			next.ServeHTTP(w, r)
 			return
 		}
-		body, err := a.answer(r, &q)
-		if theirs, version := a.native(r, q.id, body, err); theirs != nil {
-			if version != "" {
-				w.Header().Set(versionHeader, version)
+		if !q.mounted {
+			if q.endpoint = a.o.Endpoint(r.Context(), q.underV1); q.endpoint == EndpointForeign {
+				next.ServeHTTP(w, r)
+				return
 			}
-			writeBody(w, http.StatusOK, theirs)
-			a.requests.WithLabelValues("200").Inc()
-			return
 		}
-		if err != nil {
-			a.requests.WithLabelValues(strconv.Itoa(a.fail(w, r, q.version, err))).Inc()
-			return
-		}
-		if major(q.version) == 2 && !body.tenantBound() {
-			q.version = cmp.Or(a.v1, "1.0")
-		}
-		if !q.underV1 {
-			w.Header().Set(versionHeader, q.version)
-		}
-		writeJSON(w, http.StatusOK, body)
-		a.requests.WithLabelValues("200").Inc()
+		a.serve(w, r, &q)
 	})
+}
+
+// serve answers one question.
+func (a *API) serve(w http.ResponseWriter, r *http.Request, q *question) {
+	body, err := a.answer(r, q)
+	if theirs, version := a.native(r, q, body, err); theirs != nil {
+		if version != "" && !q.mounted {
+			w.Header().Set(versionHeader, version)
+		}
+		writeBody(w, http.StatusOK, theirs)
+		a.requests.WithLabelValues("200").Inc()
+		return
+	}
+	if err != nil {
+		version := q.version
+		if q.mounted {
+			version = ""
+		}
+		a.requests.WithLabelValues(strconv.Itoa(a.fail(w, r, version, err))).Inc()
+		return
+	}
+	if major(q.version) == 2 && !body.tenantBound() {
+		q.version = cmp.Or(a.v1, "1.0")
+	}
+	if !q.underV1 && !q.mounted {
+		w.Header().Set(versionHeader, q.version)
+	}
+	writeJSON(w, http.StatusOK, body)
+	a.requests.WithLabelValues("200").Inc()
 }
 
 // versionHeader selects a contract in a request, and names one in a response.
 const versionHeader = "OpenWOP-Version"
 
-const pathSuffix = "/ancestry"
+const (
+	mount      = "/host/wopproxy" // in front of the path, where the endpoint is our own
+	pathPrefix = "/runs/"
+	pathSuffix = "/ancestry"
+)
 
 // question is what one request asks.
 type question struct {
-	underV1 bool   // the path begins with /v1/
-	raw     string // the segment that names the run, as it was sent
-	id      RunID  // what raw stands for
-	version string // the contract to answer by; on /v1/ paths it is not sent
+	underV1  bool     // the path begins with /v1/
+	mounted  bool     // it is not one of the protocol's
+	endpoint Endpoint // else what callers are told of it
+	raw      string   // the segment that names the run, as it was sent
+	id       RunID    // what raw stands for
+	version  string   // the contract to answer by; on /v1/ paths, and mounted ones, it is not sent
 }
 
 // ancestryPath splits an escaped path of the endpoint.
@@ -213,8 +270,17 @@ func ancestryPath(escaped string) (q question, ok bool) {
 		return q, false
 	}
 	rest, q.underV1 = strings.CutPrefix(rest, "/v1")
-	q.raw, ok = strings.CutPrefix(rest, "/runs/")
+	rest, q.mounted = strings.CutPrefix(rest, mount)
+	q.raw, ok = strings.CutPrefix(rest, pathPrefix)
 	return q, ok && q.raw != "" && !strings.Contains(q.raw, "/")
+}
+
+// path is where the host has the run that segment names.
+func (q *question) path(segment string) string {
+	if q.underV1 {
+		return "/v1" + pathPrefix + segment
+	}
+	return pathPrefix + segment
 }
 
 // answer decides in an order that tells strangers nothing: the contract, then
@@ -226,7 +292,14 @@ func (a *API) answer(r *http.Request, q *question) (ancestryBody, error) {
 	if a.o.Auth == AuthBearer && !a.bearer(r) {
 		return ancestryBody{}, errUnauthenticated
 	}
-	if err := a.parse(q); err != nil {
+	if q.endpoint == EndpointUnknown {
+		return ancestryBody{}, errUnknownEndpoint
+	}
+	err := a.parse(q)
+	if q.endpoint == EndpointAbsent {
+		return ancestryBody{}, a.absent(r, q, err == nil)
+	}
+	if err != nil {
 		return ancestryBody{}, err
 	}
 	link, err := a.lookup(r.Context(), q.id)
@@ -240,8 +313,29 @@ func (a *API) answer(r *http.Request, q *question) (ancestryBody, error) {
 	return ancestryBody{RunID: q.name(q.id, link.Alias, link.Run), HostID: a.o.HostID, Parent: parent}, err
 }
 
+// absent is the answer on the path of an endpoint that is not advertised: the same
+// for every id. Who has no credential, or one that opens nothing, is told that
+// first, as everywhere at the host.
+func (a *API) absent(r *http.Request, q *question, parsed bool) error {
+	if a.o.Auth == AuthHost && parsed && !a.bearer(r) {
+		_, err := a.host.ask(r, q.path(q.raw), q.raw)
+		e, ok := errors.AsType[*apiError](err)
+		if ok && (e.status == http.StatusUnauthorized || e.status == http.StatusForbidden) {
+			return e
+		}
+	}
+	return errAbsent
+}
+
 // negotiate selects the contract by the path and the version header.
 func (a *API) negotiate(sent []string, q *question) error {
+	if q.mounted {
+		q.version = cmp.Or(a.v2, a.v1)
+		if q.underV1 {
+			q.version = cmp.Or(a.v1, "1.0")
+		}
+		return nil
+	}
 	want := 0
 	if len(sent) == 1 {
 		want = major(strings.TrimSpace(sent[0]))
@@ -314,7 +408,7 @@ func (a *API) askHost(r *http.Request, q *question, link Link) (Link, error) {
 	if known && link.Alias != "" && link.Alias != q.id {
 		segment = q.segment(link.Alias)
 	}
-	canonical, err := a.host.ask(r, q.underV1, segment)
+	canonical, err := a.host.ask(r, q.path(segment), segment)
 	if err != nil {
 		return Link{}, err
 	}

@@ -269,7 +269,8 @@ func TestWrapPassesEverythingElseOn(t *testing.T) {
 		"/", "/ancestry", "/runs/ancestry", "/runs//ancestry", "/runs/root-1", "/runs/root-1/ancestry/",
 		"/runs/a/b/ancestry", "/v1/runs/root-1/events", "/v2/runs/root-1/ancestry", "/v1//runs/root-1/ancestry",
 		"/runs/root-1%2Fancestry", "/runs/root-1/ancestr%79", "/%72uns/root-1/ancestry", "/x/runs/root-1/ancestry",
-		"/v1%2Fruns/root-1/ancestry", "POST /v1/runs/root-1/ancestry", "DELETE /runs/root-1/ancestry", "OPTIONS /v1/runs/root-1/ancestry",
+		"/v1%2Fruns/root-1/ancestry", "/host/wopproxy/v1/runs/root-1/ancestry", "/host/other/runs/root-1/ancestry", "/host/wopproxy/runs/a/b/ancestry",
+		"POST /host/wopproxy/runs/root-1/ancestry", "POST /v1/runs/root-1/ancestry", "DELETE /runs/root-1/ancestry", "OPTIONS /v1/runs/root-1/ancestry",
 	} {
 		if got := ask(h, target).StatusCode; got != passedOn {
 			t.Errorf("%s: status = %d, want it passed on", target, got)
@@ -397,10 +398,11 @@ wopproxy_ancestry_requests_total{status="404"} 1
 // The path decides by its raw form alone; the reference is one expression.
 func FuzzWrap(f *testing.F) {
 	for _, s := range []string{"/v1/runs/a/ancestry", "/runs/acme~2Fb/ancestry", "/runs/a%2Fb/ancestry", "/runs/a/b/ancestry",
-		"/v1/runs/%2e%2e/ancestry", "/runs/~/ancestry", "/v1/runs/%zz/ancestry", "//runs/a/ancestry", "/runs/é/ancestry"} {
+		"/v1/runs/%2e%2e/ancestry", "/runs/~/ancestry", "/v1/runs/%zz/ancestry", "//runs/a/ancestry", "/runs/é/ancestry",
+		"/host/wopproxy/runs/a/ancestry", "/v1/host/wopproxy/runs/a%2Fb/ancestry", "/host/wopproxy/ancestry", "/v1/host/wopproxy%2Fruns/a/ancestry"} {
 		f.Add(s)
 	}
-	ours := regexp.MustCompile(`^(/v1)?/runs/[^/]+/ancestry$`)
+	ours := regexp.MustCompile(`^(/v1)?(/host/wopproxy)?/runs/[^/]+/ancestry$`)
 	h := newAPI(f, ancestry.APIOptions{}).Wrap(behind)
 	f.Fuzz(func(t *testing.T, raw string) {
 		u, err := url.ParseRequestURI(raw)

@@ -26,6 +26,16 @@ func (e *apiError) Error() string { return e.code + ": " + e.message }
 var errUnauthenticated = &apiError{status: http.StatusUnauthorized, code: "unauthenticated",
 	message: "a bearer token is required", challenges: []string{"Bearer"}}
 
+// errAbsent is the answer where the endpoint is not advertised. It says nothing of
+// any run, so that it may say where to ask.
+var errAbsent = &apiError{status: http.StatusNotFound, code: "not_found",
+	message: "this host does not advertise ancestry; wopproxy answers under " + mount}
+
+// errUnknownEndpoint is the answer while nobody can say whether it is: 404 and an
+// answer would each be a claim.
+var errUnknownEndpoint = &apiError{status: http.StatusServiceUnavailable, code: "service_unavailable",
+	message: "the host's discovery could not be read, which says whether it has this endpoint; wopproxy answers under " + mount, retryAfter: "5"}
+
 func badRequest(message string) error {
 	return &apiError{status: http.StatusBadRequest, code: "validation_error", message: message}
 }
@@ -42,8 +52,8 @@ const statusClientGone = 499
 
 // fail answers with err and returns the status. It is the one place where an
 // error becomes a status: what is not listed here is ours, is logged, and stays
-// hidden. version is the contract of the answer; an empty one, and any 1.x, is
-// not named, which 1.x allows.
+// hidden. version is the contract of the answer, unless the host has named its own;
+// an empty one names none, and neither does any 1.x, which 1.x allows.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, version string, err error) int {
 	e, ok := errors.AsType[*apiError](err)
 	switch {
@@ -63,7 +73,7 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, version string, err e
 	if e.retryAfter != "" {
 		h.Set("Retry-After", e.retryAfter)
 	}
-	if e.version != "" {
+	if e.version != "" && version != "" {
 		version = e.version
 	}
 	if major(version) == 2 {

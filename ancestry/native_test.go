@@ -1,12 +1,17 @@
 package ancestry_test
 
 import (
+	"bytes"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 )
@@ -29,7 +34,9 @@ func TestNativeAncestry(t *testing.T) {
 	}{
 		{"it knows the parent", "root-1", reply(200, theirs), true, 200, theirs, ""},
 		{"it names its contract", "root-1", reply(200, theirs, "OpenWOP-Version: 1.3"), true, 200, theirs, "1.3"},
-		{"it knows of none either", "root-1", reply(200, `{"runId":"root-1","hostId":"h","parent":null}`), true, 200, `"hostId":"h"`, ""},
+		{"it knows of none either", "root-1", reply(200, `{"runId":"root-1", "hostId":"self.example.com/agent","parent":null}`), true, 200, `"root-1", "hostId"`, ""},
+		{"it goes by another name", "root-1", reply(200, strings.Replace(theirs, "self.example.com/agent", "other.example.com", 1)), true, 200, ours, ""},
+		{"it goes by another name, and nothing is known here", "other", reply(200, `{"runId":"other","hostId":"other.example.com","parent":null}`), true, 404, `"not_found"`, ""},
 		{"a run of which nothing is known here", "other", reply(200, strings.ReplaceAll(theirs, "root-1", "other")), true, 200, `"runId":"other"`, ""},
 		{"we know the parent", "plain", reply(200, theirs), false, 200, parent, ""},
 		{"it has no such endpoint", "root-1", reply(404, `{"error":"not_found","message":"x"}`), true, 200, ours, ""},
@@ -87,5 +94,44 @@ func TestNativeAncestryIsNotForStrangers(t *testing.T) {
 	}
 	if resp := ask(h, "/v1/runs/root-1/ancestry", "Authorization: Bearer secret"); resp.StatusCode != http.StatusOK {
 		t.Errorf("with the token: status = %d, want 200", resp.StatusCode)
+	}
+}
+
+// What becomes of a host's own answers is counted, and another name than ours is
+// told in the log once: it is a fault of the configuration.
+func TestNativeAncestryIsCounted(t *testing.T) {
+	var said atomic.Value
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { reply(200, said.Load().(string))(w, r) }))
+	defer host.Close()
+	up, err := url.Parse(host.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	reg := prometheus.NewRegistry()
+	h := newAPI(t, ancestry.APIOptions{Upstream: up, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}).Wrap(behind)
+	for _, answer := range []string{
+		`{"runId":"root-1","hostId":"self.example.com/agent","parent":null}`,
+		`{"runId":"root-1","hostId":"stranger.example.com","parent":null}`,
+		`{"runId":"root-1","hostId":"stranger.example.com","parent":null}`,
+		`{"hello":"world"}`,
+	} {
+		said.Store(answer)
+		if got := body(t, ask(h, "/v1/runs/root-1/ancestry")); !strings.Contains(got, selfID) {
+			t.Errorf("answer where the host says %s = %s, want it in our name", answer, got)
+		}
+	}
+	const want = `
+# HELP wopproxy_ancestry_native_total Answers of a host that keeps ancestry itself, by what became of them.
+# TYPE wopproxy_ancestry_native_total counter
+wopproxy_ancestry_native_total{outcome="foreign"} 2
+wopproxy_ancestry_native_total{outcome="invalid"} 1
+wopproxy_ancestry_native_total{outcome="used"} 1
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "wopproxy_ancestry_native_total"); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(log.String(), "stranger.example.com"); n != 1 {
+		t.Errorf("the log names the stranger %d times, want once:\n%s", n, &log)
 	}
 }

@@ -32,7 +32,11 @@ const (
 	StopInconsistent   Stop = "inconsistent"      // the host is not who it was said to be, or speaks of another run
 )
 
-const maxAnswer = 64 << 10
+// Bounds on what a host answers.
+const (
+	maxAnswer   = 64 << 10
+	maxDocument = 1 << 20 // of discovery
+)
 
 // WalkerOptions configures a Walker. Nothing is required.
 type WalkerOptions struct {
@@ -234,13 +238,14 @@ func (s *session) baseOf(wellKnown string) (string, *stopped) {
 	return u.String(), nil
 }
 
-// ask puts the question in OpenWOP 1.x, and if that is not served, in 2.x.
+// ask puts the question on OpenWOP's own paths, and where they are not served, on
+// those that the host's discovery document names instead.
 func (s *session) ask(ctx context.Context, base string, run RunID) (ancestryBody, *stopped) {
-	status, body, err := s.get(ctx, base, "/v1/runs/"+url.PathEscape(string(run))+pathSuffix, "")
-	if err == nil && (status == http.StatusNotFound || status == http.StatusNotAcceptable) {
-		status, body, err = s.get(ctx, base, "/runs/"+run.Segment()+pathSuffix, "2")
-		if status == http.StatusBadRequest { // 2.x has no such id, and 1.x does not know it
-			status = http.StatusNotFound
+	status, body, err := s.askOn(ctx, base, run, []string{"/v1" + protocolPath, protocolPath})
+	if err == nil && status == http.StatusNotFound {
+		var elsewhere []string
+		if elsewhere, err = s.templates(ctx, base); err == nil {
+			status, body, err = s.askOn(ctx, base, run, elsewhere)
 		}
 	}
 	if err != nil {
@@ -253,7 +258,7 @@ func (s *session) ask(ctx context.Context, base string, run RunID) (ancestryBody
 			return a, stop(StopInvalidAnswer, "%s: %v", base, err)
 		}
 		return a, nil
-	case status == http.StatusNotFound, status == http.StatusNotAcceptable:
+	case status == http.StatusNotFound:
 		return ancestryBody{}, stop(StopNotFound, "%s has no ancestry of run %q for us", base, run)
 	case status == http.StatusUnauthorized:
 		return ancestryBody{}, stop(StopUnauthorized, "%s wants a credential", base)
@@ -265,9 +270,43 @@ func (s *session) ask(ctx context.Context, base string, run RunID) (ancestryBody
 	return ancestryBody{}, stop(StopInvalidAnswer, "%s answered %d", base, status) // redirects among them
 }
 
+// askOn asks on one path after the other for as long as they are not there, or have
+// no such run, which is 404. A path that does not begin with /v1/ is asked in 2.x.
+func (s *session) askOn(ctx context.Context, base string, run RunID, templates []string) (status int, body []byte, err *stopped) {
+	status = http.StatusNotFound
+	for _, t := range templates {
+		segment, version := url.PathEscape(string(run)), ""
+		if !strings.HasPrefix(t, "/v1/") {
+			segment, version = run.Segment(), "2"
+		}
+		status, body, err = s.get(ctx, base+strings.Replace(t, runIDVariable, segment, 1), version, maxAnswer)
+		switch {
+		case err != nil:
+			return 0, nil, err
+		case status == http.StatusNotAcceptable,
+			status == http.StatusBadRequest && version != "": // 2.x has no such id
+			status = http.StatusNotFound
+		}
+		if status != http.StatusNotFound {
+			break
+		}
+	}
+	return status, body, nil
+}
+
+// templates returns the paths on which the host's discovery document says that
+// wopproxy answers for it, none if it says so nowhere.
+func (s *session) templates(ctx context.Context, base string) ([]string, *stopped) {
+	status, body, err := s.get(ctx, base+"/.well-known/openwop", "", maxDocument)
+	if err != nil || status != http.StatusOK {
+		return nil, err
+	}
+	return parseExtension(body), nil
+}
+
 // get returns the status and the body of one answer.
-func (s *session) get(ctx context.Context, base, path, version string) (int, []byte, *stopped) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
+func (s *session) get(ctx context.Context, at, version string, limit int64) (int, []byte, *stopped) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return 0, nil, stop(StopInvalidAnswer, "%v", err)
 	}
@@ -283,12 +322,12 @@ func (s *session) get(ctx context.Context, base, path, version string) (int, []b
 		return 0, nil, failure(ctx, err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
 		return 0, nil, failure(ctx, err)
 	}
-	if len(body) > maxAnswer {
-		return 0, nil, stop(StopInvalidAnswer, "%s sent more than %d bytes", base, maxAnswer)
+	if int64(len(body)) > limit {
+		return 0, nil, stop(StopInvalidAnswer, "%s sent more than %d bytes", at, limit)
 	}
 	return resp.StatusCode, body, nil
 }

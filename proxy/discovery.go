@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 
@@ -80,16 +79,6 @@ func (x *exchange) askForDiscovery(in, out *http.Request) {
 		d.missing = x.p.ownDiscovery // elsewhere it would be of somebody else behind the host
 	}
 	x.askForDocument(in, out, d)
-}
-
-// extensionOf renders what the proxy adds to its host, and nothing that only the
-// host can know.
-func extensionOf(hostID string) string {
-	text, _ := json.Marshal(map[string]any{ // always marshals
-		"hostId":   hostID,
-		"ancestry": []string{"/v1/runs/{runId}/ancestry", "/runs/{runId}/ancestry"},
-	})
-	return string(text)
 }
 
 // ownDiscovery is all that can be said of a host which has no discovery

@@ -20,7 +20,7 @@ func discoveries(outcome string) string {
 const (
 	level2   = `{"protocolVersion":"1.1", "limits":{},"multiAgent":{"executionModel":{"supported":true,"version":2}},"a2a":{"agentCardUrl":"http://HOST/card"}}`
 	added    = `"crossHostCausation":{"supported":true,"hostId":"agent.example.com","ancestryEndpointSupported":true},`
-	told     = `{"extensions":{"wopproxy.causation":{"ancestry":["/v1/runs/{runId}/ancestry","/runs/{runId}/ancestry"],"hostId":"agent.example.com"}},`
+	told     = `{"extensions":{"wopproxy.causation":{"ancestry":["/v1/host/wopproxy/runs/{runId}/ancestry","/host/wopproxy/runs/{runId}/ancestry"],"hostId":"agent.example.com"}},`
 	elsewise = `"a2a":{"agentCardUrl":"http://agents.example.com/card"}}`
 )
 

@@ -160,7 +160,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.single.DisableKeepAlives = true
 	px.outbound = newTransports(px.dialOut)
 	px.outbound.trust(o.Roots)
-	px.extension = extensionOf(o.HostID)
+	px.extension = ancestry.Extension(o.HostID)
 	px.advertised = newAdvertised(px)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
 	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
