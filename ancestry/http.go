@@ -83,6 +83,7 @@ type APIOptions struct {
 // answer 404 on its path.
 type Endpoint int
 
+// What callers may be told.
 const (
 	EndpointServed  Endpoint = iota // it is advertised, or no document binds the host
 	EndpointAbsent                  // the document does not advertise it
@@ -164,6 +165,9 @@ func NewAPI(o APIOptions) (*API, error) {
 		Name: "wopproxy_ancestry_native_total",
 		Help: "Answers of a host that keeps ancestry itself, by what became of them.",
 	}, []string{"outcome"})
+	for _, outcome := range []nativeOutcome{nativeUsed, nativeInvalid, nativeForeign} {
+		a.natives.WithLabelValues(string(outcome))
+	}
 	for _, c := range []prometheus.Collector{a.requests, a.natives} {
 		if err := o.Registerer.Register(c); err != nil {
 			return nil, fmt.Errorf("ancestry API: %w", err)

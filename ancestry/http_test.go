@@ -387,7 +387,7 @@ wopproxy_ancestry_host_checks_total{verdict="refused"} 1
 wopproxy_ancestry_requests_total{status="400"} 1
 wopproxy_ancestry_requests_total{status="404"} 1
 `
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want)); err != nil {
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "wopproxy_ancestry_host_checks_total", "wopproxy_ancestry_requests_total"); err != nil {
 		t.Error(err)
 	}
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {

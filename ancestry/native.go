@@ -53,7 +53,7 @@ func (a *API) native(r *http.Request, q *question, ours ancestryBody, err error)
 			outcome = nativeForeign
 			a.foreign.Do(func() {
 				a.o.Logger.WarnContext(r.Context(), "the host's own ancestry is in the name of another host, and is not handed on: host.id has to be the hostId that the host advertises",
-					"hostId", host, "host.id", a.o.HostID)
+					"host", host, "configured", a.o.HostID)
 			})
 		}
 	}

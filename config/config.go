@@ -64,7 +64,7 @@ type Config struct {
 type Host struct {
 	// ID is the hostId of this host: stable, unique among the hosts that
 	// exchange calls, the same for all its replicas and the same that the host
-	// advertises itself. 1 to 255 visible ASCII characters. No default: required.
+	// advertises itself: its own answers in another name are not handed on. 1 to 255 visible ASCII characters. No default: required.
 	// A change needs a restart, because stored links were answered under the old
 	// name.
 	ID string `yaml:"id" required:"the hostId of this host, for example planner.example.com/agent" pattern:"^[!-~]{1,255}$" want:"1 to 255 visible ASCII characters" restart:"yes"`
@@ -133,7 +133,10 @@ type Discovery struct {
 	// What the host says of cross-host causation itself always stands. Where claim
 	// or assert make the document claim it, events of a run that are known to be
 	// caused on another host get payload.causationHostId in streams, polls and
-	// lists; webhooks are signed, and pass as they are.
+	// lists; webhooks are signed, and pass as they are. A host that has a document
+	// which does not claim the ancestry endpoint has to answer 404 on its path, and
+	// so it does here: ancestry is then read under /host/wopproxy and
+	// /v1/host/wopproxy, which extension tells callers, and off does not.
 	Causation Causation `yaml:"causation" enum:"extension|claim|assert|off"`
 }
 

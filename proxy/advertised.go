@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"compress/gzip"
 	"context"
 	"io"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/audit"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -24,15 +26,17 @@ type advertised struct {
 
 // contract is what is known of the document of one major.
 type contract struct {
-	model  audit.Model
-	claims map[Claim]bool // those by which callers get a document that claims cross-host causation
-	until  time.Time      // when it is to be read again; zero: it never was
-	read   chan struct{}  // closed when the reading under way has ended; nil: none is
+	model audit.Model
+	told  map[int]wire.Told // what callers find in it, by the level of the claim that is made
+	known bool              // whether there is one
+	until time.Time         // when it is to be read again; zero: it never was
+	read  chan struct{}     // closed when the reading under way has ended; nil: none is
 }
 
 // Bounds on discovery.
 const (
 	discoveryTTL     = 10 * time.Minute
+	discoveryMissing = time.Minute     // where there is no document
 	discoveryRetry   = 5 * time.Second // a document that could not be read is not asked for
 	discoveryTimeout = 5 * time.Second
 	maxDiscovery     = 4 << 20
@@ -76,32 +80,56 @@ func (a *advertised) majorLocked(v1 bool) *contract {
 	return &a.majors[0]
 }
 
+// by returns what callers find in the document where a claim is made.
+func (c contract) by(claim Claim) wire.Told { return c.told[claim.level()] }
+
+// AncestryEndpoint returns what callers are told of OpenWOP's ancestry endpoint under
+// a major. It waits until that is known, for no longer than discoveryTimeout. A host
+// without a discovery document is bound to nothing by it.
+func (p *Proxy) AncestryEndpoint(ctx context.Context, v1 bool) ancestry.Endpoint {
+	c := p.advertised.now(v1)
+	if !c.known && c.read != nil {
+		select {
+		case <-c.read:
+		case <-ctx.Done():
+		}
+		c = p.advertised.now(v1)
+	}
+	told := c.by(p.policy.Load().Claim)
+	switch {
+	case !c.known:
+		return ancestry.EndpointUnknown
+	case !told.Document:
+		return ancestry.EndpointServed
+	case !told.Endpoint:
+		return ancestry.EndpointAbsent
+	case told.HostID != "" && told.HostID != p.o.HostID:
+		return ancestry.EndpointForeign
+	}
+	return ancestry.EndpointServed
+}
+
 // ask reads the document of a major. What was known stands if it can't be read.
 func (a *advertised) ask(v1 bool, read chan struct{}) {
-	doc := a.p.fetchDiscovery(v1)
-	model, fault := audit.ParseDiscovery(doc)
-	claims := map[Claim]bool{}
-	for _, by := range []Claim{ClaimLevel3, ClaimAll} {
-		claims[by] = doc != nil && wire.ClaimsCausation(doc, wire.DiscoveryEdit{HostID: a.p.o.HostID, Claim: by.level(), Extension: a.p.extension})
-	}
+	now := a.p.fetchDiscovery(v1)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer close(read)
 	c := a.majorLocked(v1)
 	c.read = nil
-	if doc == nil {
+	if now == nil {
 		c.until = time.Now().Add(discoveryRetry)
 		return
 	}
-	if fault == nil {
-		c.model = model
+	if now.model == audit.UnknownModel {
+		now.model = c.model
 	}
-	c.claims, c.until = claims, time.Now().Add(discoveryTTL)
+	*c = *now
 }
 
-// fetchDiscovery returns the host's discovery document of a major, or nil. It
-// returns within discoveryTimeout.
-func (p *Proxy) fetchDiscovery(v1 bool) []byte {
+// fetchDiscovery returns what the host's discovery document of a major says, or nil if
+// there is no telling. It returns within discoveryTimeout.
+func (p *Proxy) fetchDiscovery(v1 bool) *contract {
 	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
 	defer cancel()
 	u := *p.o.Upstream
@@ -111,11 +139,57 @@ func (p *Proxy) fetchDiscovery(v1 bool) []byte {
 		return nil
 	}
 	defer resp.Body.Close()
-	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDiscovery))
-	if err != nil || resp.StatusCode != http.StatusOK {
+	c := &contract{model: audit.UnknownModel, known: true}
+	switch s := resp.StatusCode; {
+	case s == http.StatusOK:
+		return p.readDiscovery(resp, c)
+	case s == http.StatusNotAcceptable: // it has one, of the other major
+		c.until, c.told = time.Now().Add(discoveryTTL), map[int]wire.Told{}
+		for _, claim := range claims {
+			c.told[claim.level()] = wire.Told{Document: true}
+		}
+		return c
+	case s >= 500, s == http.StatusRequestTimeout, s == http.StatusTooEarly, s == http.StatusTooManyRequests:
 		return nil
 	}
-	return doc
+	c.until = time.Now().Add(discoveryMissing) // discovery is for everybody: what strangers can't read is none
+	return c
+}
+
+// readDiscovery reads the document in resp into c. Callers get one that we can't edit
+// as it is.
+func (p *Proxy) readDiscovery(resp *http.Response, c *contract) *contract {
+	body := io.Reader(resp.Body)
+	edited := !uneditable(resp)
+	switch encoding := resp.Header.Get("Content-Encoding"); encoding {
+	case "", "identity":
+	case "gzip":
+		z, err := gzip.NewReader(body)
+		if err != nil {
+			return nil
+		}
+		body = z
+	default:
+		return nil
+	}
+	doc, err := io.ReadAll(io.LimitReader(body, maxDiscovery+1))
+	if err != nil || len(doc) > maxDiscovery {
+		return nil
+	}
+	edited = edited && int64(len(doc)) <= p.policy.Load().InspectedBody
+	c.told = map[int]wire.Told{}
+	for _, claim := range claims {
+		e := wire.DiscoveryEdit{HostID: p.o.HostID, Claim: claim.level(), Extension: p.extension}
+		if !edited {
+			e.Claim = nothing
+		}
+		c.told[claim.level()] = wire.Tells(doc, e)
+	}
+	if model, err := audit.ParseDiscovery(doc); err == nil {
+		c.model = model
+	}
+	c.until = time.Now().Add(discoveryTTL)
+	return c
 }
 
 // askHost sends the host a question of our own, under a major. It is no exchange:

@@ -33,7 +33,7 @@ func (x *exchange) askForCauses(in, out *http.Request) {
 	}
 	parent := x.parentOfPath(in.Context())
 	if parent == nil || parent.Host == x.p.o.HostID || !attribution.Opaque(parent.Event) ||
-		!x.p.advertised.of(in.Context(), x.head.v1).claims[x.policy.Claim] {
+		!x.p.advertised.of(in.Context(), x.head.v1).by(x.policy.Claim).Causation {
 		return
 	}
 	x.causes = &causes{x: x, known: wire.Causation{Event: parent.Event, Host: parent.Host, Limit: x.policy.InspectedEvent}}
@@ -91,8 +91,7 @@ func (c *causes) passEvents(resp *http.Response) {
 		return
 	case isJSON(contentType):
 		return // as a document
-	case !strings.HasPrefix(contentType, "text/event-stream"), h["Content-Encoding"] != nil,
-		bodyBound(h) != "", len(resp.Trailer) > 0:
+	case !strings.HasPrefix(contentType, "text/event-stream"), uneditable(resp):
 		c.unread()
 	default:
 		resp.Body = &annotator{ReadCloser: resp.Body, causes: c, limit: c.x.policy.InspectedBody}

@@ -21,6 +21,9 @@ const (
 	ClaimAll       Claim = "assert"    // it claims level 3 whatever the host claims: its operator knows better
 )
 
+// claims are all that make a difference to what a document tells.
+var claims = []Claim{ClaimExtension, ClaimLevel3, ClaimAll}
+
 // discoveryPath is how the path of a discovery document ends.
 const discoveryPath = "/.well-known/openwop"
 

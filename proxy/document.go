@@ -113,7 +113,7 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 	case resp.StatusCode != http.StatusOK && (!d.inside || resp.StatusCode/100 != 2),
 		strings.HasPrefix(h.Get("Content-Type"), "text/event-stream"), d.json && !isJSON(h.Get("Content-Type")):
 		return nil, false
-	case h["Content-Encoding"] != nil || bodyBound(h) != "" || len(resp.Trailer) > 0:
+	case uneditable(resp):
 		d.unread()
 		return nil, false
 	}
@@ -132,6 +132,11 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 	}
 	setAnswer(resp, body)
 	return body, changed
+}
+
+// uneditable reports whether something in an answer binds its body, or hides it.
+func uneditable(resp *http.Response) bool {
+	return resp.Header["Content-Encoding"] != nil || bodyBound(resp.Header) != "" || len(resp.Trailer) > 0
 }
 
 // passFramed edits the document in an answer of gRPC. What comes behind its

@@ -132,6 +132,7 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 		Auth:     ancestry.AuthMode(c.Ancestry.Auth.Mode),
 		Bearer:   func() string { return s.secrets.Load().bearer },
 		Upstream: c.Ingress.Upstream.URL, RewriteHost: c.Ingress.Host == config.HostUpstream,
+		Endpoint:   s.proxy.AncestryEndpoint,
 		Live:       s.proxy.Live,
 		Findings:   func(ids ...ancestry.RunID) (any, bool) { return s.proxy.Findings(ids...) },
 		Registerer: s.metrics, Logger: s.log,

@@ -107,8 +107,11 @@ func newOWHost(t testing.TB, hostID string, major int, addr string, overrides ..
 	server.Start()
 	t.Cleanup(server.Close)
 	h.base = server.URL
-	listen := settings{"ingress.listen": addr + ":0", "egress.listen": addr + ":0", "admin.listen": addr + ":0"}
-	h.sidecar = start(t, hostID, h.base, append([]settings{listen}, overrides...)...)
+	set := settings{
+		"ingress.listen": addr + ":0", "egress.listen": addr + ":0", "admin.listen": addr + ":0",
+		"ingress.discovery.causation": "claim", // or it may not have the endpoint that the tests ask
+	}
+	h.sidecar = start(t, hostID, h.base, append([]settings{set}, overrides...)...)
 	h.dialOut(t)
 	return h
 }

@@ -172,35 +172,45 @@ func FuzzAnnotate(f *testing.F) {
 	})
 }
 
-// What a document claims is what its readers find in it afterwards.
-func TestClaimsCausation(t *testing.T) {
+// What a document tells is what its readers find in it afterwards.
+func TestTells(t *testing.T) {
 	v1 := func(model string) string {
 		return `{"protocolVersion":"1.1","multiAgent":{"executionModel":` + model + `}}`
 	}
 	v2 := func(model string) string {
 		return `{"protocolVersions":["2.0"],"multiAgent":{"executionModel":` + model + `}}`
 	}
+	silent := Told{Document: true}
+	ours := Told{Document: true, Causation: true, Endpoint: true, HostID: "h"}
+	named := Told{Document: true, Causation: true, HostID: "x"}
+	advertised := Told{Document: true, Causation: true, Endpoint: true, HostID: "x"}
 	for _, tt := range []struct {
 		doc         string
-		atTwo, ever bool
+		never       Told // nothing is claimed for the host
+		atTwo, ever Told
 	}{
-		{v1(`{"supported":true,"version":2}`), true, true},
-		{v1(`{"supported":true,"version":1}`), false, true},
-		{v1(`{"supported":false,"version":2}`), false, false},
-		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":true,"hostId":"x"}}`), true, true},
-		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":false}}`), false, false},
-		{v2(`{"version":2}`), true, true},
-		{v2(`{"version":1}`), false, true},
-		{v2(`{"version":3,"crossHostCausation":{}}`), true, true},
-		{v2(`{"version":3,"crossHostCausation":null}`), false, false},
-		{v2(`{"version":2,"supported":true}`), false, false},
-		{`{"protocolVersion":"1.1"}`, false, true},
-		{`{"name":"x"}`, false, false},
-		{`{"protocolVersion":"1.1"`, false, false},
+		{v1(`{"supported":true,"version":2}`), silent, ours, ours},
+		{v1(`{"supported":true,"version":1}`), silent, silent, ours},
+		{v1(`{"supported":false,"version":2}`), silent, silent, silent},
+		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":true,"hostId":"x"}}`), named, named, named},
+		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":true,"hostId":"x","ancestryEndpointSupported":false}}`), named, named, named},
+		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":true,"hostId":"x","ancestryEndpointSupported":true}}`), advertised, advertised, advertised},
+		{v1(`{"supported":true,"version":3,"crossHostCausation":{"supported":false,"ancestryEndpointSupported":true}}`), silent, silent, silent},
+		{v2(`{"version":2}`), silent, ours, ours},
+		{v2(`{"version":1}`), silent, silent, ours},
+		{v2(`{"version":3,"crossHostCausation":{"hostId":"x"}}`), named, named, named},
+		{v2(`{"version":3,"crossHostCausation":{"hostId":"x","ancestryEndpointSupported":true}}`), advertised, advertised, advertised},
+		{v2(`{"version":3,"crossHostCausation":null}`), silent, silent, silent},
+		{v2(`{"version":2,"supported":true}`), silent, silent, silent},
+		{`{"protocolVersion":"1.1"}`, silent, silent, ours},
+		{`{"name":"x"}`, Told{}, Told{}, Told{}},
+		{`{"protocolVersion":"1.1"`, silent, silent, silent},
+		{`<html>`, Told{}, Told{}, Told{}},
+		{``, Told{}, Told{}, Told{}},
 	} {
-		for claim, want := range map[int]bool{0: tt.ever, 2: tt.atTwo} {
-			if got := ClaimsCausation([]byte(tt.doc), DiscoveryEdit{HostID: "h", Claim: claim}); got != want {
-				t.Errorf("ClaimsCausation(%s, %d) = %v, want %v", tt.doc, claim, got, want)
+		for claim, want := range map[int]Told{0: tt.ever, 2: tt.atTwo, 99: tt.never} {
+			if got := Tells([]byte(tt.doc), DiscoveryEdit{HostID: "h", Claim: claim, Extension: `{}`}); got != want {
+				t.Errorf("Tells(%s, %d) = %+v, want %+v", tt.doc, claim, got, want)
 			}
 		}
 	}

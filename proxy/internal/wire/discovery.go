@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"cmp"
 	"slices"
 	"strconv"
@@ -16,7 +17,8 @@ type DiscoveryEdit struct {
 	// Claim is the execution model's version from which on the document may claim
 	// cross-host causation, which raises it to version 3 and with that claims the
 	// levels below, too: 2 leaves their truth to the host, 0 to the operator, and
-	// more than 6 claims nothing. Where it is not claimed, Extension says it.
+	// more than 6 claims nothing. Where it is not claimed, Extension says it, and so
+	// it does where the host claims it without the endpoint, or in another name.
 	Claim int
 	// Extension is the JSON object that goes into the document's extensions under
 	// ExtensionKey. Empty: none does.
@@ -59,6 +61,8 @@ const (
 	atModelVersion
 	atCausation
 	atCausationSupported
+	atCausationHost
+	atEndpoint
 	atExtensions
 	atOwnExtension
 	atFacetA2A
@@ -76,7 +80,9 @@ var discoveryTree = &node{atDiscovery, guardOpenWOP, []edge{
 			on("supported", atModelSupported, guardOpenWOP),
 			on("version", atModelVersion, guardOpenWOP),
 			on("crossHostCausation", atCausation, guardOpenWOP,
-				on("supported", atCausationSupported, guardOpenWOP)))),
+				on("supported", atCausationSupported, guardOpenWOP),
+				on("hostId", atCausationHost, guardOpenWOP),
+				on("ancestryEndpointSupported", atEndpoint, guardOpenWOP)))),
 	on("extensions", atExtensions, guardOpenWOP,
 		on(ExtensionKey, atOwnExtension, guardOpenWOP)),
 	on("a2a", atFacetA2A, guardOpenWOP, on("agentCardUrl", atCardAddress, guardOpenWOP)),
@@ -116,17 +122,37 @@ func RewriteDiscovery(body []byte, e DiscoveryEdit) ([]byte, DiscoveryOutcome, R
 	return applied(body, w.patches), outcome, ""
 }
 
-// ClaimsCausation reports whether the discovery document in body claims
-// cross-host causation once it is rewritten by e, be it by the host's own word.
-func ClaimsCausation(body []byte, e DiscoveryEdit) bool {
+// Told is what the readers of a discovery document find in it.
+type Told struct {
+	Document  bool   // it is one, whatever its faults
+	Causation bool   // it claims cross-host causation
+	Endpoint  bool   // and advertises the ancestry endpoint
+	HostID    string // in this name, if it gives one
+}
+
+// Tells returns what the discovery document in body tells once it is rewritten by e,
+// be it the host's own word.
+func Tells(body []byte, e DiscoveryEdit) Told {
 	e.Own = func(string, bool) bool { return false } // addresses don't matter
-	body, outcome, _ := RewriteDiscovery(body, e)
-	if outcome != DiscoveryClaimed && outcome != DiscoveryOwn {
-		return false
+	out, outcome, _ := RewriteDiscovery(body, e)
+	switch outcome {
+	case DiscoveryNone:
+		return Told{}
+	case DiscoveryRefused:
+		return Told{Document: bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{"))} // a page is none
 	}
-	d := doc{body: body}
+	d := doc{body: out}
 	_ = d.scan(discoveryTree) // it was read before
-	if d.first(atDiscoveryV1) == '"' {
+	told := Told{Document: true, Causation: d.claimsCausation(d.first(atDiscoveryV1) == '"')}
+	if told.Causation {
+		told.Endpoint, told.HostID = d.first(atEndpoint) == 't', d.text(atCausationHost, maxCarrier)
+	}
+	return told
+}
+
+// claimsCausation reports whether a document of a major claims cross-host causation.
+func (d *doc) claimsCausation(v1 bool) bool {
+	if v1 {
 		return d.first(atCausationSupported) == 't'
 	}
 	return d.first(atCausation) == '{'
@@ -153,6 +179,9 @@ func (w *discoveryRewriter) causation() DiscoveryOutcome {
 		return DiscoveryRefused
 	}
 	if d.has(atCausation) {
+		if !d.claimsCausation(w.v1) || d.first(atEndpoint) != 't' || d.text(atCausationHost, maxCarrier) != w.e.HostID {
+			w.extend() // where the endpoint is not ours, we have another
+		}
 		return DiscoveryOwn
 	}
 	version, ok := w.version()
@@ -162,11 +191,19 @@ func (w *discoveryRewriter) causation() DiscoveryOutcome {
 	case version >= w.e.Claim && !w.denied():
 		w.claim(version)
 		return DiscoveryClaimed
-	case w.e.Extension == "" || d.has(atOwnExtension):
+	case !w.extend():
 		return DiscoveryUnchanged
 	}
-	w.insert(atExtensions, ExtensionKey, w.e.Extension, atDiscovery, "extensions")
 	return DiscoveryExtended
+}
+
+// extend plans the extension, and reports whether there is anything to tell.
+func (w *discoveryRewriter) extend() bool {
+	if w.e.Extension == "" || w.d.has(atOwnExtension) {
+		return false
+	}
+	w.insert(atExtensions, ExtensionKey, w.e.Extension, atDiscovery, "extensions")
+	return true
 }
 
 // version is what the host advertises of the execution model, 0 if nothing.
