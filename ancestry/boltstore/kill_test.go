@@ -101,9 +101,22 @@ func killWriter(t *testing.T, dir string, round int) (last int, ok bool) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// From its first moments, as it creates files, to the middle of its work.
-	kill := time.AfterFunc(time.Duration(rand.Int64N(int64(150*time.Millisecond))), func() { _ = cmd.Process.Kill() })
+	// In its first moments, as it creates files, or in the middle of its work.
+	kill := time.NewTimer(time.Hour)
 	defer kill.Stop()
+	soon := func() { kill.Reset(time.Duration(rand.Int64N(int64(150 * time.Millisecond)))) }
+	if round%2 == 0 {
+		soon()
+	}
+	read := make(chan struct{})
+	defer close(read)
+	go func() {
+		select {
+		case <-kill.C:
+			_ = cmd.Process.Kill()
+		case <-read:
+		}
+	}()
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadString('\n')
@@ -115,6 +128,9 @@ func killWriter(t *testing.T, dir string, round int) (last int, ok bool) {
 		}
 		if last, err = strconv.Atoi(strings.TrimSpace(line)); err != nil {
 			t.Fatal(err)
+		}
+		if !ok && round%2 == 1 {
+			soon()
 		}
 		ok = true
 	}

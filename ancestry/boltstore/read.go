@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	bolt "go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 )
@@ -80,12 +79,12 @@ func (s *Store) read(ctx context.Context, fn func(*view) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if s.closed.Load() {
-		return errClosed
-	}
 	err := guard(func() error {
 		v := s.view(nil)
 		defer v.close()
+		if s.closed.Load() {
+			return errClosed
+		}
 		return fn(v)
 	})
 	if err != nil && !errors.Is(err, ancestry.ErrNotFound) {
@@ -94,7 +93,8 @@ func (s *Store) read(ctx context.Context, fn func(*view) error) error {
 	return err
 }
 
-// view reads all windows, each at the moment it is first asked.
+// view reads all windows, each at the moment it is first asked. They stay open
+// until it is closed.
 type view struct {
 	s       *Store
 	windows []*window // newest first
@@ -103,37 +103,33 @@ type view struct {
 }
 
 func (s *Store) view(write *bolt.Tx) *view {
+	s.readers.RLock()
 	windows := *s.windows.Load()
 	v := &view{s: s, windows: windows, txs: make([]*bolt.Tx, len(windows)), write: write}
 	v.txs[0] = write
 	return v
 }
 
+// close may be called again.
 func (v *view) close() {
+	if v.txs == nil {
+		return
+	}
 	for _, tx := range v.txs {
 		if tx != nil && tx != v.write {
 			_ = tx.Rollback() // of a read transaction: it can only have ended already
 		}
 	}
+	v.txs = nil
+	v.s.readers.RUnlock()
 }
 
-// tx returns a transaction on window i, or nil if that has been forgotten.
-func (v *view) tx(i int) (*bolt.Tx, error) {
-	if v.txs[i] != nil {
-		return v.txs[i], nil
+// tx returns a transaction on window i.
+func (v *view) tx(i int) (tx *bolt.Tx, err error) {
+	if v.txs[i] == nil {
+		v.txs[i], err = v.windows[i].db.Begin(false)
 	}
-	tx, err := v.windows[i].db.Begin(false)
-	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
-		if v.s.closed.Load() {
-			return nil, errClosed
-		}
-		return nil, nil // Prune was faster
-	}
-	if err != nil {
-		return nil, err
-	}
-	v.txs[i] = tx
-	return tx, nil
+	return v.txs[i], err
 }
 
 // found is a stored link. Its record is valid until the transaction changes.
@@ -182,16 +178,14 @@ func (v *view) probe(name string) (target string, f *found, err error) {
 	if len(key) == 0 {
 		return "", nil, nil
 	}
+	hash := hashName(key)
 	for i, w := range v.windows {
-		if w.filter != nil && !w.filter.has(key) {
+		if w.filter != nil && !w.filter.has(hash) {
 			continue
 		}
 		tx, err := v.tx(i)
 		if err != nil {
 			return "", nil, err
-		}
-		if tx == nil {
-			continue
 		}
 		if b := tx.Bucket(bucketNames).Get(key); b != nil {
 			return string(b), nil, nil
@@ -224,9 +218,6 @@ func (v *view) names(name string) ([]string, error) {
 			if err != nil {
 				return nil, err
 			}
-			if tx == nil {
-				continue
-			}
 			// A run that became a name of this one brought its alias along.
 			if record := tx.Bucket(bucketLinks).Get([]byte(names[n])); record != nil {
 				l, err := decodeLink(names[n], record)
@@ -255,9 +246,6 @@ func (v *view) list(index []byte, prefixes [][]byte, after []byte, limit int) ([
 			return nil, err
 		}
 		for _, prefix := range prefixes {
-			if tx == nil {
-				continue
-			}
 			s := &source{c: tx.Bucket(index).Cursor(), prefix: prefix}
 			s.seek(after)
 			sources = append(sources, s)

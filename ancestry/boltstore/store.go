@@ -3,11 +3,11 @@
 // It promises what ancestry.Store does: links that Record has returned for
 // survive kill -9 and power loss, and readers never wait for the writer's disk.
 //
-// Links live in one file per window of time. Run ids are often random, and one
-// B-tree would pay for random keys as it grows, and for deletions for ever
-// after. So only the newest file is ever written, a look-up asks the files from
-// the newest to the oldest, with a filter in memory before each, and retention
-// unlinks whole files. What is learned of a run after its window has ended is
+// Links live in one file per window of time, or in several while there are many.
+// Run ids are often random, and one B-tree would pay for random keys as it grows,
+// and for deletions for ever after. So only the newest file is ever written and
+// stays small, a look-up asks the files from the newest to the oldest, with a
+// filter before each, and retention unlinks whole files. What is learned of a run after its window has ended is
 // written to the newest file, with all that was known, and hides the older
 // record.
 //
@@ -39,6 +39,7 @@ type Options struct {
 	MaxAge   time.Duration    // Prune forgets windows that ended this long ago; default 720 h
 	Wait     time.Duration    // how long Open waits for another process to let go of Dir; default 100 ms, negative: not at all
 	MaxLinks int              // Prune forgets the oldest windows beyond this many links; default 10 million
+	Fill     int              // links after which a window ends early; default a 64th of MaxLinks, at least 65536
 	Logger   *slog.Logger     // default: discard
 	Now      func() time.Time // default time.Now
 }
@@ -57,7 +58,13 @@ type Store struct {
 	lock    *os.File // of the directory
 	settled bool
 
+	// readers is held for reading by each view, never while a disk is waited for.
+	// Who has it for writing knows that windows which are not listed any more are
+	// not read any more.
+	readers sync.RWMutex
+
 	write  sync.Mutex // held by the one who writes or replaces windows
+	filled int        // links in the newest window
 	broken error      // a commit that panicked: what bbolt holds in memory cannot be trusted
 }
 
@@ -70,6 +77,7 @@ func Open(o Options) (*Store, error) {
 	o.Wait = cmp.Or(o.Wait, lockTimeout)
 	o.MaxAge = cmp.Or(o.MaxAge, 720*time.Hour)
 	o.MaxLinks = cmp.Or(o.MaxLinks, 10_000_000)
+	o.Fill = cmp.Or(o.Fill, max(o.MaxLinks/64, 1<<16))
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
@@ -104,17 +112,15 @@ func (s *Store) open() (err error) {
 		return explain(s.o.Dir, err)
 	}
 	for i, start := range starts {
-		w, err := openWindow(s.o.Dir, start)
+		open := openClosed
+		if i == len(starts)-1 {
+			open = openWindow // still written
+		}
+		w, err := open(s.o.Dir, start)
 		if err != nil {
 			return err
 		}
 		windows = slices.Insert(windows, 0, w)
-		if i == len(starts)-1 {
-			break // still written
-		}
-		if windows[0], err = w.closed(); err != nil {
-			return explain(w.path, err)
-		}
 	}
 	if len(windows) == 0 {
 		w, err := s.create(time.Time{}, s.o.Now())
@@ -125,7 +131,8 @@ func (s *Store) open() (err error) {
 		s.settled = true
 	}
 	s.windows.Store(&windows)
-	return nil
+	s.filled, err = windows[0].count()
+	return err
 }
 
 // Settled reports whether the store was new when it was opened, or had been
@@ -150,7 +157,7 @@ func (o Options) check() error {
 		return errors.New("no directory")
 	case o.Window < time.Minute || o.Window%time.Second != 0:
 		return fmt.Errorf("window of %v: want at least a minute, in whole seconds", o.Window)
-	case o.MaxAge < 0 || o.MaxLinks < 0:
+	case o.MaxAge < 0 || o.MaxLinks < 0 || o.Fill < 0:
 		return errors.New("negative retention")
 	case o.MaxAge/o.Window > maxWindows:
 		return fmt.Errorf("age of %v in windows of %v makes more than %d files: choose longer windows", o.MaxAge, o.Window, maxWindows)
@@ -210,26 +217,40 @@ func (s *Store) commit(links []ancestry.Link) error {
 	if err := w.links.SetSequence(w.links.Sequence() + w.added); err != nil {
 		return err
 	}
-	return tx.Commit()
+	v.close() // nobody shall wait for it while the disk is slow
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	s.filled += int(w.added)
+	return nil
 }
 
-// rotate starts a new window when the newest is over at now. A clock that has
-// jumped back finds that it is not, and goes on with it.
+// rotate starts a new window when the newest is over at now, or full. A clock
+// that has jumped back finds that it is not over, and goes on with it.
 func (s *Store) rotate(now time.Time) error {
 	windows := *s.windows.Load()
-	if now.Before(windows[0].end) {
-		return nil
+	end := windows[0].end
+	if now.Before(end) {
+		if s.filled < s.o.Fill {
+			return nil
+		}
+		end = now.UTC().Truncate(time.Second)
+		if next := windows[0].start.Add(time.Second); end.Before(next) {
+			end = next // files are named by the second
+		}
 	}
-	closed, err := windows[0].close()
+	closed, err := windows[0].closed(end)
 	if err != nil {
 		return err
 	}
-	w, err := s.create(windows[0].end, now)
+	w, err := s.create(closed.end, now)
 	if err != nil {
+		_ = closed.held.Rollback() // it is written again, and the next filter has all
 		return err
 	}
 	next := append([]*window{w, closed}, windows[1:]...)
 	s.windows.Store(&next)
+	s.filled = 0
 	s.o.Logger.Info("ancestry window started", "path", w.path, "windows", len(next))
 	return nil
 }
@@ -251,6 +272,8 @@ func (s *Store) Prune(ctx context.Context, now time.Time) (int, error) {
 		return 0, err
 	}
 	forgotten, gone, err := s.forget(now)
+	s.readers.Lock()   // until those who read in them are done
+	s.readers.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
 	for _, w := range forgotten {
 		err = errors.Join(err, w.remove())
 	}
@@ -305,6 +328,8 @@ func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
+	s.readers.Lock()
+	defer s.readers.Unlock()
 	windows := *s.windows.Load()
 	if s.broken != nil {
 		windows = windows[1:] // its lock may be held for ever: the process takes it along
@@ -320,7 +345,7 @@ func (s *Store) Close() error {
 func closeAll(windows []*window) error {
 	var errs []error
 	for _, w := range windows {
-		errs = append(errs, w.db.Close())
+		errs = append(errs, w.shut())
 	}
 	return errors.Join(errs...)
 }

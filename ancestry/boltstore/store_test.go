@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -62,7 +63,7 @@ func checkWindow(t testing.TB, w *window, newest bool) {
 			if err != nil {
 				return err
 			}
-			if w.filter != nil && !w.filter.has(k) {
+			if w.filter != nil && !w.filter.has(hashName(k)) {
 				t.Errorf("%s: filter hides %q", w.path, k)
 			}
 			if p := l.Parent(); p != nil && !has(tx, bucketChildren, pair(string(p.Run), placeOf(l))) {
@@ -77,7 +78,7 @@ func checkWindow(t testing.TB, w *window, newest bool) {
 			t.Errorf("%s: count is %d, want %d", w.path, got, n)
 		}
 		return errors.Join(err, tx.Bucket(bucketNames).ForEach(func(k, v []byte) error {
-			if w.filter != nil && !w.filter.has(k) {
+			if w.filter != nil && !w.filter.has(hashName(k)) {
 				t.Errorf("%s: filter hides name %q", w.path, k)
 			}
 			if string(k) == string(v) {
@@ -216,6 +217,113 @@ func TestWindows(t *testing.T) {
 	if name := filepath.Base((*s.windows.Load())[1].path); name != "links-20260101T010000Z.db" {
 		t.Errorf("file is named %s", name)
 	}
+}
+
+// A window that is full ends early, and all that it holds is found as before.
+func TestFullWindows(t *testing.T) {
+	c := newClock()
+	o := Options{Dir: t.TempDir(), Now: c.now, Window: time.Hour, Fill: 3, MaxLinks: 7, MaxAge: 2 * time.Hour}
+	s := open(t, o)
+	for i := range 5 { // within a second: files are named by it
+		record(t, s, link(2*i), link(2*i+1))
+	}
+	var sizes []int
+	for i, w := range *s.windows.Load() {
+		n, err := w.count()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes = append(sizes, n)
+		if want := c.now().Add(time.Duration(2-i) * time.Second); !w.start.Equal(want) {
+			t.Errorf("window %d starts at %v, want %v", i, w.start, want)
+		}
+	}
+	if !slices.Equal(sizes, []int{2, 4, 4}) {
+		t.Errorf("windows of %d links, want 2, 4 and 4", sizes)
+	}
+	closeChecked(t, s)
+	s = open(t, o)
+	for i := range 10 {
+		wantFound(t, s, true, link(i).Run, link(i).Alias)
+	}
+	// What is known already fills nothing.
+	for range 5 {
+		record(t, s, link(9))
+	}
+	record(t, s, link(10))
+	if n := len(*s.windows.Load()); n != 3 {
+		t.Errorf("%d windows, want 3", n)
+	}
+	if n, err := s.Prune(t.Context(), c.now()); n != 4 || err != nil {
+		t.Errorf("Prune of 11 links to 7 = %d, %v, want 4", n, err)
+	}
+	// A window has ended when it was full, not when its hour was over.
+	if n, err := s.Prune(t.Context(), c.now().Add(2*time.Hour+2*time.Second-time.Nanosecond)); n != 0 || err != nil {
+		t.Errorf("Prune before the age = %d, %v, want 0", n, err)
+	}
+	if n, err := s.Prune(t.Context(), c.now().Add(2*time.Hour+2*time.Second)); n != 4 || err != nil {
+		t.Errorf("Prune at the age = %d, %v, want 4", n, err)
+	}
+}
+
+// A closed window without a filter, or with one of an earlier layout, gets it
+// when it is opened.
+func TestOpenMakesFilter(t *testing.T) {
+	c := newClock()
+	o := Options{Dir: t.TempDir(), Now: c.now, Fill: 1}
+	s := open(t, o)
+	record(t, s, link(0))
+	record(t, s, link(1))
+	path := (*s.windows.Load())[1].path
+	closeChecked(t, s)
+	db, err := bolt.Open(path, 0o600, boltOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		return errors.Join(meta.Delete(keyFilter), meta.Put([]byte("filter"), []byte("\x00")))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s = open(t, o)
+		wantFound(t, s, true, link(0).Run, link(0).Alias, link(1).Run)
+		wantFound(t, s, false, link(2).Run)
+		closeChecked(t, s)
+	}
+}
+
+// A disk that was full when a window was due may have left half a file.
+func TestHalfAWindow(t *testing.T) {
+	c := newClock()
+	s := open(t, Options{Now: c.now, Fill: 1})
+	record(t, s, link(0))
+	next := c.now().Add(time.Second)
+	left := filepath.Join(s.o.Dir, next.Format(fileLayout+unfinished))
+	for _, text := range []string{"", "half a page", strings.Repeat("x", 64<<10)} {
+		write(t, left, text)
+		record(t, s, link(len(text)+1))
+		wantFound(t, s, true, link(0).Run, link(len(text)+1).Run)
+		left = filepath.Join(s.o.Dir, (*s.windows.Load())[0].start.Add(time.Second).Format(fileLayout+unfinished))
+	}
+	// The window before is not lost while the next one can't be made.
+	if err := os.MkdirAll(filepath.Join(left, "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Record(t.Context(), []ancestry.Link{link(5)}); err == nil {
+			t.Error("Record without a window = nil")
+		}
+		wantFound(t, s, true, link(0).Run)
+		wantFound(t, s, false, link(5).Run)
+	}
+	if err := os.RemoveAll(left); err != nil {
+		t.Fatal(err)
+	}
+	record(t, s, link(5))
+	wantFound(t, s, true, link(0).Run, link(5).Run)
 }
 
 func TestReopen(t *testing.T) {

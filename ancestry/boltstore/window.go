@@ -26,7 +26,7 @@ var (
 	keyMagic  = []byte("magic")
 	keySchema = []byte("schema")
 	keyEnd    = []byte("end")    // when the window is over, as RFC 3339
-	keyFilter = []byte("filter") // in a closed window only
+	keyFilter = []byte("blocks") // in a closed window only; "filter" was another layout, and is not read
 
 	magic = []byte("wopproxy ancestry")
 )
@@ -34,15 +34,17 @@ var (
 // schema is the layout that this code reads and writes.
 const schema = 1
 
-// A window is the file of one span of time, which is fixed when it is created:
-// another Options.Window applies to the next one. It is never changed once
-// shared: closing a window replaces it by a copy with a filter.
+// A window is the file of one span of time. Its end is fixed when it is created,
+// so that another Options.Window applies to the next one, and comes earlier if
+// it is full before. A window is never changed once shared: closing it replaces
+// it by a copy with a filter.
 type window struct {
 	start  time.Time
 	end    time.Time // nothing is written from then on
 	path   string
 	db     *bolt.DB
-	filter *filter // nil for the newest window, which is still written
+	filter *filter  // nil for the newest window, which is still written
+	held   *bolt.Tx // keeps the filter where it is mapped; nil if there is none
 }
 
 const (
@@ -122,6 +124,10 @@ func createWindow(dir string, start, end time.Time) (*window, error) {
 }
 
 func initFile(path string, end time.Time) error {
+	// A disk that was full may have left a part of it.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	db, err := bolt.Open(path, 0o600, boltOptions())
 	if err != nil {
 		return err
@@ -157,12 +163,16 @@ func boltOptions() *bolt.Options {
 	return &bolt.Options{Timeout: lockTimeout, FreelistType: bolt.FreelistMapType, NoStatistics: true}
 }
 
-// openWindow opens the file of the window that starts at start.
+// openWindow opens the file of the window that starts at start, for writing.
 func openWindow(dir string, start time.Time) (*window, error) {
 	w := &window{start: start, path: filepath.Join(dir, start.Format(fileLayout))}
-	err := guard(func() (err error) {
+	err := guard(func() error {
 		// Opening for writing may change a file. Make sure first that it is ours.
-		if w.end, err = inspect(w.path); err != nil {
+		err := w.inspect()
+		if err != nil {
+			return err
+		}
+		if err := w.db.Close(); err != nil {
 			return err
 		}
 		w.db, err = bolt.Open(w.path, 0o600, boltOptions())
@@ -174,43 +184,74 @@ func openWindow(dir string, start time.Time) (*window, error) {
 	return w, nil
 }
 
-// inspect checks the file at path without changing it, and returns the end of
-// its window.
-func inspect(path string) (end time.Time, err error) {
-	info, err := os.Stat(path)
+// openClosed opens the file of a window that is not written any more.
+func openClosed(dir string, start time.Time) (*window, error) {
+	w := &window{start: start, path: filepath.Join(dir, start.Format(fileLayout))}
+	err := guard(func() error {
+		if err := w.inspect(); err != nil {
+			return err
+		}
+		return w.hold()
+	})
+	if errors.Is(err, errNoFilter) { // of an earlier version
+		if err = w.shut(); err == nil {
+			if w, err = openWindow(dir, start); err != nil {
+				return nil, err
+			}
+			w, err = w.closed(w.end)
+		}
+	}
 	if err != nil {
-		return end, err
+		if w.db != nil {
+			err = errors.Join(err, w.shut())
+		}
+		return nil, explain(w.path, err)
+	}
+	return w, nil
+}
+
+// inspect opens the file of w for reading only, checks it, and reads the end of
+// its window.
+func (w *window) inspect() (err error) {
+	info, err := os.Stat(w.path)
+	if err != nil {
+		return err
 	}
 	if info.Size() == 0 {
-		return end, errors.New("the file is empty")
+		return errors.New("the file is empty")
 	}
 	o := boltOptions()
 	o.ReadOnly = true
-	db, err := bolt.Open(path, 0o600, o)
+	db, err := bolt.Open(w.path, 0o600, o)
 	if err != nil {
-		return end, err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	err = db.View(func(tx *bolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return fmt.Errorf("the file has %d bytes of %d", info.Size(), tx.Size())
-		}
-		meta := tx.Bucket(bucketMeta)
-		if meta == nil || string(meta.Get(keyMagic)) != string(magic) {
-			return errForeign
-		}
-		if v := meta.Get(keySchema); len(v) != 1 || v[0] != schema {
-			return fmt.Errorf("%w %x: this one knows %d", errNewer, v, schema)
-		}
-		for _, name := range [][]byte{bucketLinks, bucketNames, bucketOthers, bucketChildren, bucketTraces} {
-			if tx.Bucket(name) == nil {
-				return fmt.Errorf("bucket %s is missing", name)
-			}
-		}
-		end, err = time.Parse(time.RFC3339, string(meta.Get(keyEnd)))
 		return err
-	})
-	return end, err
+	}
+	err = guard(func() error { return db.View(func(tx *bolt.Tx) error { return w.check(tx, info.Size()) }) })
+	if err != nil {
+		return errors.Join(err, db.Close())
+	}
+	w.db = db
+	return nil
+}
+
+func (w *window) check(tx *bolt.Tx, size int64) (err error) {
+	if tx.Size() > size {
+		return fmt.Errorf("the file has %d bytes of %d", size, tx.Size())
+	}
+	meta := tx.Bucket(bucketMeta)
+	if meta == nil || string(meta.Get(keyMagic)) != string(magic) {
+		return errForeign
+	}
+	if v := meta.Get(keySchema); len(v) != 1 || v[0] != schema {
+		return fmt.Errorf("%w %x: this one knows %d", errNewer, v, schema)
+	}
+	for _, name := range [][]byte{bucketLinks, bucketNames, bucketOthers, bucketChildren, bucketTraces} {
+		if tx.Bucket(name) == nil {
+			return fmt.Errorf("bucket %s is missing", name)
+		}
+	}
+	w.end, err = time.Parse(time.RFC3339, string(meta.Get(keyEnd)))
+	return err
 }
 
 // count returns the number of links in w.
@@ -224,47 +265,65 @@ func (w *window) count() (n int, err error) {
 	return n, err
 }
 
-// closed returns w with its filter, as a window that is not written any more.
-func (w *window) closed() (*window, error) {
-	c := *w
-	err := guard(func() error {
-		return w.db.View(func(tx *bolt.Tx) (err error) {
-			if b := tx.Bucket(bucketMeta).Get(keyFilter); b != nil {
-				c.filter, err = decodeFilter(b)
-			}
-			return err
-		})
-	})
-	if err != nil || c.filter != nil {
-		return &c, err
+var errNoFilter = errors.New("no filter")
+
+// hold finds the filter of w, and keeps it mapped until w is shut.
+func (w *window) hold() error {
+	tx, err := w.db.Begin(false)
+	if err != nil {
+		return err
 	}
-	return w.close()
+	b := tx.Bucket(bucketMeta).Get(keyFilter)
+	if b == nil {
+		return errors.Join(errNoFilter, tx.Rollback())
+	}
+	if w.filter, err = decodeFilter(b); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	w.held = tx
+	return nil
 }
 
-// close builds the filter of w and stores it. It must be done before there is
-// a newer window: a filter that is older than a link would hide it.
-func (w *window) close() (*window, error) {
+// closed returns w with its end and its filter, as a window that is not written
+// any more. It must be done before there is a newer window: a filter that is
+// older than a link would hide it.
+func (w *window) closed(end time.Time) (*window, error) {
 	c := *w
-	err := guard(func() error {
-		return w.db.Update(func(tx *bolt.Tx) error {
-			links, names := tx.Bucket(bucketLinks), tx.Bucket(bucketNames)
-			n := 0
-			count := func(_, _ []byte) error { n++; return nil }
-			if err := errors.Join(links.ForEach(count), names.ForEach(count)); err != nil {
-				return err
-			}
-			c.filter = newFilter(n)
-			add := func(name, _ []byte) error { c.filter.add(name); return nil }
-			if err := errors.Join(links.ForEach(add), names.ForEach(add)); err != nil {
-				return err
-			}
-			return tx.Bucket(bucketMeta).Put(keyFilter, c.filter.encode())
-		})
+	c.end = end
+	return &c, guard(func() error {
+		if err := c.db.Update(c.seal); err != nil {
+			return err
+		}
+		return c.hold()
 	})
-	return &c, err
 }
 
-// remove closes w and unlinks its file. It waits for those who read in it.
+// seal stores the end of w, and a filter of its names.
+func (w *window) seal(tx *bolt.Tx) error {
+	links, names, meta := tx.Bucket(bucketLinks), tx.Bucket(bucketNames), tx.Bucket(bucketMeta)
+	n := 0
+	count := func(_, _ []byte) error { n++; return nil }
+	if err := errors.Join(links.ForEach(count), names.ForEach(count)); err != nil {
+		return err
+	}
+	f := newFilter(n)
+	add := func(name, _ []byte) error { f.add(name); return nil }
+	return errors.Join(
+		links.ForEach(add), names.ForEach(add),
+		meta.Put(keyFilter, f.encode()),
+		meta.Put(keyEnd, []byte(w.end.Format(time.RFC3339))),
+	)
+}
+
+// shut closes the file of w. Nobody may be reading in it.
+func (w *window) shut() error {
+	if w.held != nil {
+		_ = w.held.Rollback() // of a read transaction: it can only have ended already
+	}
+	return w.db.Close()
+}
+
+// remove closes w and unlinks its file.
 func (w *window) remove() error {
-	return errors.Join(w.db.Close(), os.Remove(w.path))
+	return errors.Join(w.shut(), os.Remove(w.path))
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry"
 )
 
-// fillPercent leaves little room in full pages: minted ids ascend, and a window
-// is written only while it is small.
-const fillPercent = 0.9
+// fillLinks leaves little room in full pages of links: minted ids ascend. In the
+// indexes most keys are random, and a page is split in the middle.
+const fillLinks = 0.9
 
 // writer records links in one transaction on the newest window.
 type writer struct {
@@ -20,15 +20,12 @@ type writer struct {
 }
 
 func newWriter(v *view, tx *bolt.Tx) *writer {
-	bucket := func(name []byte) *bolt.Bucket {
-		b := tx.Bucket(name)
-		b.FillPercent = fillPercent
-		return b
+	w := &writer{
+		v: v, links: tx.Bucket(bucketLinks), names: tx.Bucket(bucketNames), others: tx.Bucket(bucketOthers),
+		children: tx.Bucket(bucketChildren), traces: tx.Bucket(bucketTraces),
 	}
-	return &writer{
-		v: v, links: bucket(bucketLinks), names: bucket(bucketNames), others: bucket(bucketOthers),
-		children: bucket(bucketChildren), traces: bucket(bucketTraces),
-	}
+	w.links.FillPercent = fillLinks
+	return w
 }
 
 // record writes what l changes, and nothing else.
