@@ -35,6 +35,7 @@ type LiveRun struct {
 //	GET /ancestry/v1/runs/{runId}/chain                its ancestors, as far as this host knows them
 //	GET /ancestry/v1/runs/{runId}/children?after=&limit=   the runs it caused, a page at a time
 //	GET /ancestry/v1/runs/{runId}/tree                 those, and what they caused in turn
+//	GET /ancestry/v1/runs/{runId}/handoffs             its calls to other hosts, and what has become of them
 //	GET /ancestry/v1/runs/{runId}/findings             what its events have shown to be against the execution model
 //	GET /ancestry/v1/traces/{traceId}?limit=           the runs of a trace, oldest first
 //
@@ -48,6 +49,7 @@ func (a *API) Admin() http.Handler {
 		"/ancestry/v1/runs/{runId}/chain":    a.ofRun(a.chain),
 		"/ancestry/v1/runs/{runId}/children": a.ofRun(a.children),
 		"/ancestry/v1/runs/{runId}/tree":     a.ofRun(a.tree),
+		"/ancestry/v1/runs/{runId}/handoffs": a.handoffs,
 		"/ancestry/v1/runs/{runId}/findings": a.findings,
 		"/ancestry/v1/traces/{traceId}":      a.trace,
 	} {
@@ -171,27 +173,11 @@ type findingsBody struct {
 	Findings any   `json:"findings"` // never null
 }
 
-// findings answers also for runs that are not recorded: a host has runs that
-// nobody caused through the proxy, and their events pass all the same.
 func (a *API) findings(r *http.Request) (any, error) {
-	spelled := r.PathValue("runId")
-	id, err := ParseRunID(spelled)
-	if err != nil {
-		return nil, badRequest(err.Error())
-	}
-	ids := []RunID{id}
-	if bare, err := unproject(spelled); err == nil {
-		ids = append(ids, RunID(bare))
-	}
-	link, err := a.named(r.Context(), spelled)
+	id, ids, err := a.allNames(r)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return nil, err
 	}
-	if err == nil {
-		ids = append(ids, link.Run, link.Alias)
-	}
-	slices.Sort(ids)
-	ids = slices.DeleteFunc(slices.Compact(ids), func(id RunID) bool { return id == "" })
 	found, watched := a.o.Findings(ids...)
 	if err != nil && !watched {
 		return nil, ErrNotFound
@@ -200,6 +186,44 @@ func (a *API) findings(r *http.Request) (any, error) {
 		found = []any{}
 	}
 	return findingsBody{id, found}, nil
+}
+
+// handoffsBody is how a run has other hosts do something.
+type handoffsBody struct {
+	Run      RunID     `json:"runId"`
+	Handoffs []Handoff `json:"handoffs"` // oldest first; never null
+}
+
+func (a *API) handoffs(r *http.Request) (any, error) {
+	id, ids, err := a.allNames(r)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	handoffs := a.o.Handoffs(ids...)
+	if err != nil && len(handoffs) == 0 {
+		return nil, ErrNotFound
+	}
+	return handoffsBody{id, orEmpty(handoffs)}, nil
+}
+
+// allNames returns the run in the path as it is spelled, and all its ids. Along
+// with ErrNotFound they are those that the spelling may mean: a host has runs that
+// nobody caused through the proxy, and their events and calls pass all the same.
+func (a *API) allNames(r *http.Request) (id RunID, ids []RunID, err error) {
+	spelled := r.PathValue("runId")
+	if id, err = ParseRunID(spelled); err != nil {
+		return "", nil, badRequest(err.Error())
+	}
+	ids = []RunID{id}
+	if bare, err := unproject(spelled); err == nil {
+		ids = append(ids, RunID(bare))
+	}
+	link, err := a.named(r.Context(), spelled)
+	if err == nil {
+		ids = append(ids, link.Run, link.Alias)
+	}
+	slices.Sort(ids)
+	return id, slices.DeleteFunc(slices.Compact(ids), func(id RunID) bool { return id == "" }), err
 }
 
 func (a *API) trace(r *http.Request) (any, error) {

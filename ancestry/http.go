@@ -73,6 +73,10 @@ type APIOptions struct {
 	// whether the run is watched at all; default: none is.
 	Findings func(ids ...RunID) (findings any, watched bool)
 
+	// Handoffs returns the calls by which a run, under any of its ids, has other
+	// hosts do something, oldest first; default: none are known.
+	Handoffs func(ids ...RunID) []Handoff
+
 	Live       func() []LiveRun      // the runs that are live now; default: none
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
@@ -118,6 +122,9 @@ func NewAPI(o APIOptions) (*API, error) {
 	}
 	if o.Findings == nil {
 		o.Findings = func(...RunID) (any, bool) { return nil, false }
+	}
+	if o.Handoffs == nil {
+		o.Handoffs = func(...RunID) []Handoff { return nil }
 	}
 	if o.Live == nil {
 		o.Live = func() []LiveRun { return nil }

@@ -13,7 +13,7 @@ const (
 // treeBody is a run and all that it is known to have caused.
 type treeBody struct {
 	Root  *treeNode `json:"root"`
-	Nodes int       `json:"nodes"`
+	Nodes int       `json:"nodes"` // calls without a run included
 	// Truncated says that some node's children are not all listed.
 	Truncated bool `json:"truncated"`
 }
@@ -25,7 +25,12 @@ type treeNode struct {
 	Operation string      `json:"operation,omitempty"`
 	Time      time.Time   `json:"time"`
 	Children  []*treeNode `json:"children,omitempty"`
-	Truncated bool        `json:"truncated,omitempty"` // it has children that are not listed
+	Truncated bool        `json:"truncated,omitempty"` // it has children or handoffs that are not listed
+
+	Handoff  *Handoff  `json:"handoff,omitempty"`  // the call by which its parent started it, if that is remembered
+	Handoffs []Handoff `json:"handoffs,omitempty"` // its calls of which it is not known what run they have started
+
+	ids []RunID
 }
 
 // place tells the runs of different hosts apart that have the same id.
@@ -53,7 +58,7 @@ func (a *API) tree(r *http.Request, link Link) (any, error) {
 			if err := a.grow(r, n, limit, seen); err != nil {
 				return nil, err
 			}
-			body.Nodes += len(n.Children)
+			body.Nodes += len(n.Children) + len(n.Handoffs)
 			body.Truncated = body.Truncated || n.Truncated
 			below = append(below, n.Children...)
 		}
@@ -62,8 +67,34 @@ func (a *API) tree(r *http.Request, link Link) (any, error) {
 	return body, nil
 }
 
-// grow gives n its children, at most limit of them.
+// grow gives n its children and handoffs, at most limit of them.
 func (a *API) grow(r *http.Request, n *treeNode, limit int, seen map[place]bool) error {
+	if err := a.addChildren(r, n, limit, seen); err != nil {
+		return err
+	}
+	if n.HostID != a.o.HostID {
+		return nil
+	}
+	started := map[place]*treeNode{}
+	for _, c := range n.Children {
+		for _, id := range c.ids {
+			started[place{c.HostID, id}] = c
+		}
+	}
+	for _, h := range a.o.Handoffs(n.ids...) {
+		switch c := started[place{h.Host, h.Child}]; {
+		case c != nil:
+			c.Handoff = &h // the newest, if the run was called again
+		case len(n.Children)+len(n.Handoffs) >= limit:
+			n.Truncated = true
+		default:
+			n.Handoffs = append(n.Handoffs, h)
+		}
+	}
+	return nil
+}
+
+func (a *API) addChildren(r *http.Request, n *treeNode, limit int, seen map[place]bool) error {
 	for after := ""; ; {
 		links, next, err := a.o.Reader.Children(r.Context(), n.Run, after, min(limit+1, maxPage))
 		if err != nil {
@@ -90,7 +121,10 @@ func (a *API) grow(r *http.Request, n *treeNode, limit int, seen map[place]bool)
 }
 
 func (a *API) node(l Link) *treeNode {
-	n := &treeNode{Run: l.ID(), HostID: l.Host, Operation: l.Operation, Time: l.Time}
+	n := &treeNode{Run: l.ID(), HostID: l.Host, Operation: l.Operation, Time: l.Time, ids: []RunID{l.Run}}
+	if l.Alias != "" {
+		n.ids = append(n.ids, l.Alias)
+	}
 	if n.HostID == "" {
 		n.HostID = a.o.HostID
 	}

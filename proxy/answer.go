@@ -16,6 +16,9 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	}
 	if a.Kind == wire.Request || a.Kind == wire.Notification {
 		x.endTask(a) // a notification may be about any task
+		if x.dir == egress {
+			x.followTask(x.calleesTask(a.TaskID), a)
+		}
 		return
 	}
 	if x.msg.Kind != wire.Request && !bare {
@@ -28,6 +31,7 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	x.learnTask(a)
 	x.errorCode = a.ErrorCode
 	x.endWithResult(a)
+	x.followAnswer(a)
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
 		x.answered = true
 	}
@@ -116,7 +120,11 @@ func (x *exchange) endTask(a wire.Answer) {
 // lateAnswer ends a run whose client went away before the answer: it comes on a
 // stream that the client has opened to fetch it.
 func (x *exchange) lateAnswer(a wire.Answer) {
-	if x.dir != ingress || x.session == "" {
+	if x.dir == egress {
+		x.followLate(a)
+		return
+	}
+	if x.session == "" {
 		return
 	}
 	if run := x.p.runs.Bound(x.requestKey(a.ID)); run != nil {

@@ -63,7 +63,7 @@ func TestCommitWait(t *testing.T) {
 				}
 				reg := prometheus.NewRegistry()
 				x := &exchange{
-					p:      &Proxy{o: Options{Recorder: rec}, metrics: newMetrics(reg, func() (int, int, int, int) { return 0, 0, 0, 0 })},
+					p:      &Proxy{o: Options{Recorder: rec}, metrics: newMetrics(reg, func() holdings { return holdings{} })},
 					policy: &policy{Policy: Policy{CommitTimeout: timeout}},
 				}
 				x.record(ancestry.Link{Run: "r-1", Reason: reasonNoAncestry, Time: time.Now()})

@@ -92,11 +92,12 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // is answered, or goproxy would send the error's text to the host.
 func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	x := exchangeOf(r)
-	x.guard(func() { x.leave(r) })
+	x.guard(func() { x.leave(r); x.handOff(r) })
 	if f := x.withheld(); f != nil {
 		return f.response(r)
 	}
 	x.prepare(r)
+	x.handedOff(ancestry.HandoffDispatching)
 	var rt http.RoundTripper = p.outbound
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
 		rt = t.rt
@@ -114,13 +115,16 @@ func (p *Proxy) roundTrip(r *http.Request) *http.Response {
 	x.guard(func() { x.noteChild(r, resp.Header); x.noteSession(resp.Header) })
 	x.commit = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
+	if resp.StatusCode < http.StatusMultipleChoices {
+		x.handedOff(ancestry.HandoffRunning)
+	}
 	if _, observed := resp.Body.(*observer); !observed && resp.StatusCode != http.StatusSwitchingProtocols {
 		resp.Body = &watched{resp.Body, x}
 	}
 	return resp
 }
 
-// watched notes an answer that breaks off.
+// watched notes how an answer ends.
 type watched struct {
 	io.ReadCloser
 	x *exchange
@@ -128,9 +132,7 @@ type watched struct {
 
 func (b *watched) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		b.x.broken = err
-	}
+	b.x.noteEnd(err, err == io.EOF)
 	return n, err
 }
 

@@ -77,6 +77,16 @@ type exchange struct {
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
 
+	handoff     *ancestry.Tracked     // egress: what the call is to the run that makes it; nil: nothing
+	turn        bool                  // it was so before, and the call goes on with its task
+	task        string                // the task that the call has become
+	followed    bool                  // more will be known of the handoff after the exchange
+	results     []*ancestry.Tracked   // whose results were read, and are about to be handed on
+	undelivered bool                  // what was read could not all be handed on
+	whole       bool                  // the answer was read to its end
+	fault       ancestry.HandoffError // why the next hop has not answered
+	told        *wire.Answer          // ingress: what the post tells
+
 	outcome   outcome
 	open      bool       // egress: the answer has a body of unknown length
 	status    int        // of the answer

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
 )
 
 // failure is an answer of our own: the one place where an error becomes a
@@ -52,12 +54,16 @@ func (x *exchange) failure(r *http.Request, err error) *failure {
 	var forbidden forbiddenAddress
 	var timeout net.Error
 	var certificate *tls.CertificateVerificationError
+	x.fault = ancestry.HandoffUnreachable
 	switch {
 	case errors.As(err, &forbidden) && forbidden.loop:
+		x.fault = ancestry.HandoffRefused
 		return x.fail(http.StatusLoopDetected, forbidden.Error())
 	case errors.As(err, &forbidden):
+		x.fault = ancestry.HandoffRefused
 		return x.fail(http.StatusBadGateway, forbidden.Error())
 	case errors.As(err, &timeout) && timeout.Timeout():
+		x.fault = ancestry.HandoffTimeout
 		return x.fail(http.StatusGatewayTimeout, "upstream did not answer in time")
 	case errors.As(err, &certificate): // the host can't see it for itself
 		return x.fail(http.StatusBadGateway, "upstream's certificate could not be verified")

@@ -244,6 +244,9 @@ func (x *exchange) noteChild(r *http.Request, h http.Header) {
 		x.p.metrics.ancestry.WithLabelValues("invalid").Inc()
 		return
 	}
+	if x.handoff != nil {
+		x.p.handoffs.NameChild(x.handoff, host, id)
+	}
 	if host == x.p.o.HostID {
 		return // a call to itself: its own ingress has recorded the run
 	}

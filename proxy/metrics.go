@@ -39,6 +39,7 @@ const (
 	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
 	limitToolCalls = "tool-calls"   // a run has too many open for their events to be known
 	limitNodes     = "nodes"        // a run has too many for those that begin runs to be known
+	limitHandoffs  = "handoffs"     // one that was open was forgotten for another
 	limitVisits    = "max-visits-per-host"
 	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -73,13 +74,17 @@ type metrics struct {
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
 	withheld    prometheus.Counter
+	handoffs    *prometheus.CounterVec // protocol, state
 	mcpServer   *prometheus.HistogramVec
 	mcpClient   *prometheus.HistogramVec
 	rpcServer   *prometheus.HistogramVec
 	rpcClient   *prometheus.HistogramVec
 }
 
-func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks, tunnels int)) *metrics {
+// holdings are what the proxy has in memory now.
+type holdings struct{ runs, bindings, webhooks, tunnels, handoffs int }
+
+func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 	if reg == nil {
 		reg = prometheus.NewRegistry() // nobody scrapes it
 	}
@@ -108,6 +113,7 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		webhooks:    counter("wopproxy_webhooks_total", "Requests that ask for A2A webhooks, and posts to where they asked, by what was made of them.", "direction", "outcome"),
 		findings:    counter("wopproxy_execution_findings_total", "Breaches of the execution model that the host's event logs have shown, by rule.", "rule"),
 		withheld:    prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_withheld_calls_total", Help: "Calls that were refused because the decision behind them is not escalated."}),
+		handoffs:    counter("wopproxy_handoffs_total", "Calls by which runs have other hosts do something, by the states that they have come to.", "protocol", "state"),
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
 		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
@@ -133,10 +139,11 @@ func newMetrics(reg prometheus.Registerer, live func() (runs, bindings, webhooks
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
 	reg.MustRegister(m.withheld, m.overhead, m.disputes, m.ambiguous, m.commitWait, m.panics,
-		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { n, _, _, _ := live(); return n }),
-		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { _, n, _, _ := live(); return n }),
-		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { _, _, n, _ := live(); return n }),
-		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { _, _, _, n := live(); return n }))
+		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { return live().runs }),
+		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { return live().bindings }),
+		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { return live().webhooks }),
+		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { return live().tunnels }),
+		gauge("wopproxy_handoffs_open", "Calls of runs to other hosts of which more may be seen.", func() int { return live().handoffs }))
 	m.resolve()
 	return m
 }
@@ -164,13 +171,18 @@ func (m *metrics) resolve() {
 	for _, r := range audit.Rules() {
 		m.findings.WithLabelValues(string(r))
 	}
+	for _, p := range []wire.Protocol{wire.MCP, wire.A2A} {
+		for _, s := range ancestry.HandoffStates() {
+			m.handoffs.WithLabelValues(p.String(), string(s))
+		}
+	}
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
 	for _, l := range []string{
 		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched,
-		limitToolCalls, limitNodes,
+		limitToolCalls, limitNodes, limitHandoffs,
 	} {
 		m.limits.WithLabelValues(l)
 	}
@@ -232,6 +244,11 @@ func (m *metrics) card(o wire.CardOutcome) {
 // stamped counts a message that context was written into.
 func (m *metrics) stamped(d direction, protocol, carrier string) {
 	m.stamps.WithLabelValues(string(d), protocol, carrier).Inc()
+}
+
+// handoff counts a state that a handoff has come to.
+func (m *metrics) handoff(h *ancestry.Tracked, s ancestry.HandoffState) {
+	m.handoffs.WithLabelValues(h.Protocol(), string(s)).Inc()
 }
 
 // webhook counts a request that asks for webhooks, or a post that came of it.

@@ -102,6 +102,7 @@ func (x *exchange) end(r *http.Request) {
 	case x.broken != nil:
 		x.outcome = outcomeUpstream
 	}
+	x.guard(x.endHandoff)
 	x.p.metrics.exchanges.WithLabelValues(string(x.dir), x.protocol(), string(x.outcome)).Inc()
 	switch {
 	case x.outcome == outcomeUpstream:

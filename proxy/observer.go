@@ -29,15 +29,22 @@ type observer struct {
 type contextDone interface{ Done() <-chan struct{} }
 
 func (o *observer) Read(b []byte) (int, error) {
+	o.x.deliver() // who asks for more has passed on what there was
 	n, err := o.ReadCloser.Read(b)
 	if !o.done && (n > 0 || err != nil) {
 		o.x.guard(func() { o.see(b[:n], err == io.EOF) })
 	}
-	if err != nil && err != io.EOF {
-		o.x.broken = err
-	}
+	o.x.noteEnd(err, err == io.EOF)
 	o.x.awaitCommit(o.ctx)
 	return n, err
+}
+
+// noteEnd notes how the reading of the answer has ended, if it has.
+func (x *exchange) noteEnd(err error, whole bool) {
+	x.whole = x.whole || whole
+	if err != nil && !whole {
+		x.broken = err
+	}
 }
 
 func (o *observer) see(chunk []byte, last bool) {

@@ -62,6 +62,7 @@ type Options struct {
 	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
+	MaxHandoffs  int           // handoffs that are remembered at most; default 100 000
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
@@ -85,6 +86,7 @@ type Proxy struct {
 	runs       *attribution.Table
 	webhooks   *attribution.Webhooks
 	tasks      *tasks
+	handoffs   *ancestry.Handoffs
 	metrics    *metrics
 	tracer     trace.Tracer    // nil: no spans
 	inbound    *transports     // to the host
@@ -128,6 +130,9 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.MaxTasks == 0 {
 		o.MaxTasks = 100_000
 	}
+	if o.MaxHandoffs == 0 {
+		o.MaxHandoffs = 100_000
+	}
 	if o.TaskTTL == 0 {
 		o.TaskTTL = 24 * time.Hour
 	}
@@ -142,6 +147,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 		}),
 		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
 		tasks:     newTasks(o.MaxTasks, o.TaskTTL),
+		handoffs:  ancestry.NewHandoffs(o.MaxHandoffs),
 		processes: newProcesses(),
 		tunnels:   tunnels{limit: o.MaxTunnels},
 		tylo:      wire.NewTyloTable(tyloIDs, time.Hour),
@@ -163,9 +169,9 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.extension = ancestry.Extension(o.HostID)
 	px.advertised = newAdvertised(px)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
-	px.metrics = newMetrics(o.Registerer, func() (int, int, int, int) {
+	px.metrics = newMetrics(o.Registerer, func() holdings {
 		runs, bindings := px.runs.Len()
-		return runs, bindings, px.webhooks.Len(), px.tunnels.len()
+		return holdings{runs, bindings, px.webhooks.Len(), px.tunnels.len(), px.handoffs.Open()}
 	})
 	return px, nil
 }
@@ -223,6 +229,10 @@ func (p *Proxy) Live() []ancestry.LiveRun {
 	}
 	return runs
 }
+
+// Handoffs returns the calls by which a run, under any of its ids, has other
+// hosts do something, oldest first.
+func (p *Proxy) Handoffs(ids ...ancestry.RunID) []ancestry.Handoff { return p.handoffs.Of(ids...) }
 
 // MaxStreams is how many requests one HTTP/2 connection may have open at once,
 // in servers of a Proxy. A client of gRPC makes all its calls by one connection,

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -237,13 +238,14 @@ func (s *stdio) send(x *exchange) []byte {
 		}
 	} else {
 		x.relate()
-		x.guard(func() { x.leave(r) })
+		x.guard(func() { x.leave(r); x.handOff(r) })
 		if x.msg.Kind == wire.Notification && x.msg.TaskID != "" {
 			x.guard(func() { x.learn(x.body, true) }) // of the state of a task that is a run here
 		}
 	}
 	line := x.body
 	x.guard(func() { line = x.stampLine(r) })
+	x.handedOff(ancestry.HandoffDispatching)
 	if x.msg.Kind == wire.Notification {
 		if x.msg.Cancelled != "" {
 			s.cancel(x.dir, x.msg.Cancelled)

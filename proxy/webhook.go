@@ -85,7 +85,7 @@ func (x *exchange) expect(place func(*url.URL) string, run *attribution.Run, at 
 	if err != nil || u.Host == "" {
 		return
 	}
-	x.asked = &attribution.Webhook{Place: place(u), Run: run, Span: at, Flags: x.context.Flags}
+	x.asked = &attribution.Webhook{Place: place(u), Run: run, Span: at, Flags: x.context.Flags, Peer: x.server}
 	if t := x.msg.WebhookToken; t != "" {
 		x.asked.Secrets = append(x.asked.Secrets, tokenDigest(t))
 	}
@@ -120,7 +120,7 @@ func (x *exchange) findPost(r *http.Request, place string) (*attribution.Webhook
 		if !ok || a.TaskID == "" && !a.BareMessage {
 			return nil, ""
 		}
-		task = a.TaskID
+		task, x.told = a.TaskID, &a
 	}
 	for _, secret := range x.secrets(r.Header) {
 		if x.dir == ingress && secret == "" && (!x.trusted || len(task) < unlikely) {

@@ -30,6 +30,15 @@ func (w *flushingWriter) WriteHeader(status int) {
 	}
 }
 
+// Write notes what could not be handed on.
+func (w *flushingWriter) Write(b []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(b)
+	if err != nil && w.x != nil {
+		w.x.undelivered = true
+	}
+	return n, err
+}
+
 // ReadFrom flushes after each read when the length is not known: it is a stream
 // then, for all we know.
 func (w *flushingWriter) ReadFrom(src io.Reader) (n int64, err error) {

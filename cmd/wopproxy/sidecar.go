@@ -134,6 +134,7 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 		Upstream: c.Ingress.Upstream.URL, RewriteHost: c.Ingress.Host == config.HostUpstream,
 		Endpoint:   s.proxy.AncestryEndpoint,
 		Live:       s.proxy.Live,
+		Handoffs:   s.proxy.Handoffs,
 		Findings:   func(ids ...ancestry.RunID) (any, bool) { return s.proxy.Findings(ids...) },
 		Registerer: s.metrics, Logger: s.log,
 	})

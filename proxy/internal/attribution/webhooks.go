@@ -32,6 +32,7 @@ type Webhook struct {
 	Place   string   // where posts go, in a form that the request and the post share
 	Secrets []string // what a post may bear, hashed; none: it bears nothing
 	Run     *Run     // on whose behalf; nil: not known
+	Peer    string   // host:port of who was asked, where the host has asked
 	Span    Span     // where in its trace it was asked for
 	Flags   byte
 

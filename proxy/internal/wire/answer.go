@@ -31,6 +31,9 @@ type Answer struct {
 	State        State  // of the task; empty if the answer does not say
 	BareMessage  bool   // A2A: a message instead of a task
 
+	TaskResult    bool // MCP: the result of the task comes along
+	TaskToolError bool // MCP: and has isError
+
 	// Batch has the first 64 messages of an array.
 	Batch []Answer
 }
@@ -141,6 +144,8 @@ func (d *doc) readAnswerMCP(a *Answer) {
 	a.ToolError = bytes.Equal(d.raw(atIsError), []byte("true"))
 	a.ResultType = d.text(atResultType, maxID)
 	a.RequestState = d.bytes(atQuestionState)
+	a.TaskResult = d.first(atTaskResult) == '{'
+	a.TaskToolError = bytes.Equal(d.raw(atTaskIsError), []byte("true"))
 	if d.first(atTaskWrapper) == '{' {
 		a.TaskID = d.text(atWrappedTaskID, maxID)
 		a.State = parseState(d.text(atWrappedStatus, maxID))

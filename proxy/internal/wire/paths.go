@@ -67,6 +67,8 @@ const (
 	atIsError
 	atResultType
 	atQuestionState
+	atTaskResult
+	atTaskIsError
 	atKind
 	atAnswerID
 	atAnswerTaskID
@@ -169,6 +171,7 @@ var resultEdges = []edge{
 	on("isError", atIsError, 0),
 	on("resultType", atResultType, 0),
 	on("requestState", atQuestionState, 0),
+	taskResultEdge,
 	on("kind", atKind, 0),
 	on("id", atAnswerID, 0),
 	on("taskId", atAnswerTaskID, 0),
@@ -180,6 +183,9 @@ var resultEdges = []edge{
 	on("statusUpdate", atStatusWrapper, 0, wrappedEdges...),
 	on("artifactUpdate", atArtifactWrapper, 0, wrappedEdges...),
 }
+
+// taskResultEdge is the result of MCP's task within what tells of the task.
+var taskResultEdge = on("result", atTaskResult, 0, on("isError", atTaskIsError, 0))
 
 var wrappedEdges = []edge{
 	on("id", atWrappedID, 0),
@@ -196,7 +202,8 @@ var answerTree = &node{atRoot, guardEnvelope, []edge{
 	on("method", atMethod, guardEnvelope),
 	on("params", atParams, guardEnvelope,
 		on("taskId", atAnswerTaskID, 0),
-		on("status", atStatus, 0)),
+		on("status", atStatus, 0),
+		taskResultEdge),
 	{[]byte("result"), &node{atResult, guardEnvelope, resultEdges}},
 	errorEdge,
 }}
