@@ -92,7 +92,7 @@ func (d *decoder) checkListeners(c *Config) {
 		for _, host := range []struct {
 			key string
 			url URL
-		}{{"ingress.upstream", c.Ingress.Upstream}, {"ingress.grpcUpstream", c.Ingress.GRPCUpstream}} {
+		}{{"ingress.upstream", c.Ingress.Upstream}, {"ingress.grpcUpstream", c.Ingress.GRPCUpstream}, {"executionModel.watch.url", c.ExecutionModel.Watch.URL}} {
 			if l.addr.reaches(host.url) && d.sound(l.key) {
 				d.refuse(host.key, "%v is %s of this proxy, write the address of the host itself", host.url, l.key)
 			}

@@ -425,15 +425,35 @@ const (
 
 // ExecutionModel says what follows from the rules of OpenWOP's execution model
 // (RFC 0037, RFC 0039). The events of the host's runs are checked against them
-// as they pass by; what they break is counted, logged, and served under
-// /ancestry/v1/runs/{id}/findings on the admin listener.
+// as they pass by, and as they are read from watch; what they break is counted,
+// logged, and served under /ancestry/v1/runs/{id}/findings on the admin listener.
 type ExecutionModel struct {
+	// Watch is where the proxy reads the events of the host's runs itself, also
+	// where no client does.
+	Watch Watch `yaml:"watch"`
 	// WithholdUnescalated refuses, with 503 and a JSON-RPC error, the MCP and A2A
 	// calls by which a run would carry a decision out that is under the host's
 	// confidence floor and was not escalated and answered. Default false. It needs
-	// somebody to read the run's events through the proxy, in the mode debug: what
-	// is not seen is not withheld.
+	// watch, or somebody who reads the run's events through the proxy, in the mode
+	// debug: what is not seen is not withheld, nor what is seen too late.
 	WithholdUnescalated bool `yaml:"withholdUnescalated"`
+}
+
+// Watch is where the proxy reads the events of the host's runs itself. It does
+// so if either key is given, for each run that begins through it and has an id of
+// the host's own: those of OpenWOP, A2A and MCP tasks. It reads the stream
+// of events in the mode debug, or polls where there is none, until the run ends,
+// and gives a log up that has brought nothing new for runs.ttl. A stream takes a
+// connection to the host for as long as the run lasts: where the host works one
+// request at a time, leave this out.
+type Watch struct {
+	// URL is where the host serves /runs and /v1/runs, without going through this
+	// proxy; a path in it goes in front. Default none, which is ingress.upstream
+	// where credential is given.
+	URL URL `yaml:"url"`
+	// Credential is a bearer token with the scope to read all runs there. Default
+	// none, for hosts that need none. It goes nowhere else.
+	Credential Secret `yaml:"credential"`
 }
 
 // Trust says whose context is adopted and who receives ours.
@@ -592,6 +612,10 @@ type Limits struct {
 	// time; with one more, the one that was quiet for longest is forgotten. Default
 	// 10000; 1 to 1000000. A change needs a restart.
 	WatchedRuns int `yaml:"watchedRuns" min:"1" max:"1000000" restart:"yes"`
+	// FollowedRuns is how many runs may have their events read by the proxy itself
+	// at a time (executionModel.watch); those of further runs are seen only as they
+	// pass by. Default 1000; 1 to 100000. Each may take a connection to the host.
+	FollowedRuns int `yaml:"followedRuns" min:"1" max:"100000"`
 	// ProcessScan is how long a call waits for the process that made it to be
 	// found, where attribution.processPerRun asks for it; past it the call finds
 	// its run in another way, or none. Default 500ms; 1ms to 10s.

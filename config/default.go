@@ -51,6 +51,7 @@ func Default() *Config {
 			LiveRuns:       100_000,
 			Bindings:       100_000,
 			WatchedRuns:    10_000,
+			FollowedRuns:   1000,
 			Webhooks:       100_000,
 			ProcessScan:    Duration{500 * time.Millisecond},
 			Tasks:          100_000,

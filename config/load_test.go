@@ -187,7 +187,10 @@ func TestEveryKey(t *testing.T) {
 			}},
 			Egress: config.TrustEgress{Mode: config.TrustListed, Hosts: hosts(t, "*.example.com", "tools.example.org:443")},
 		},
-		ExecutionModel: config.ExecutionModel{WithholdUnescalated: true},
+		ExecutionModel: config.ExecutionModel{
+			WithholdUnescalated: true,
+			Watch:               config.Watch{URL: mustURL("http://127.0.0.1:8081/api"), Credential: config.Secret{File: "/run/secrets/watch"}},
+		},
 		Carriers: config.Carriers{
 			Tylo:              hosts(t, "legacy.example.com"),
 			A2AInMessage:      hosts(t, "*"),
@@ -206,7 +209,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, Handoffs: 11, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, Queue: 30, Tunnels: 40, Connections: 50,
+			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, Handoffs: 11, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, FollowedRuns: 6, Queue: 30, Tunnels: 40, Connections: 50,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},

@@ -74,6 +74,7 @@ func (x *exchange) learnTask(a wire.Answer) {
 		// The first task is the run's own; a stream may speak of others later.
 		x.named = true
 		x.alias(id)
+		x.p.follower.begin(id, !id.TenantBound())
 		if x.pipe {
 			x.bind(attribution.Key{Kind: kindTask, ID: a.TaskID})
 		}
@@ -161,6 +162,7 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		// that was not seen to begin, the replayer is not the parent.
 		if known := x.p.knownID(id); known == x.replay {
 			x.alias(id)
+			x.p.follower.begin(id, x.head.v1)
 		} else {
 			x.p.metrics.ambiguous.Inc()
 		}

@@ -161,11 +161,13 @@ func (x *exchange) recognise() {
 
 // guard runs code that reads or edits what a peer has sent. A fault in it is
 // ours, so it is counted, logged and contained; the traffic passes as it is.
-func (x *exchange) guard(read func()) {
+func (x *exchange) guard(read func()) { x.p.guard(read) }
+
+func (p *Proxy) guard(read func()) {
 	defer func() {
 		if v := recover(); v != nil {
-			x.p.metrics.panics.Inc()
-			x.p.o.Logger.Error("contained a fault of wopproxy; please report it", "panic", v, "stack", string(debug.Stack()))
+			p.metrics.panics.Inc()
+			p.o.Logger.Error("contained a fault of wopproxy; please report it", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	read()

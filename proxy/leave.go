@@ -135,7 +135,11 @@ func (x *exchange) runOf(r *http.Request, v attribution.Verdict) *attribution.Ru
 	case asked != nil && asked.ID() == v.ID:
 		return asked // which may be over for long
 	}
-	return x.p.storedRun(r.Context(), v.ID)
+	run := x.p.storedRun(r.Context(), v.ID)
+	if run != nil && x.p.runs.Unseen() {
+		x.p.follower.resume(run) // it began before this start, and is at work
+	}
+	return run
 }
 
 // count counts the verdict on a message. Other requests that say nothing of

@@ -36,10 +36,11 @@ const (
 	limitConns     = "connections"  // one without a request was closed for another
 	limitDial      = "dial-timeout" // a destination took no connection in time
 	limitDepth     = "max-depth"
-	limitWatched   = "watched-runs" // the longest quiet run is no longer checked
-	limitToolCalls = "tool-calls"   // a run has too many open for their events to be known
-	limitNodes     = "nodes"        // a run has too many for those that begin runs to be known
-	limitHandoffs  = "handoffs"     // one that was open was forgotten for another
+	limitWatched   = "watched-runs"  // the longest quiet run is no longer checked
+	limitFollowed  = "followed-runs" // nobody reads the log of a run for us
+	limitToolCalls = "tool-calls"    // a run has too many open for their events to be known
+	limitNodes     = "nodes"         // a run has too many for those that begin runs to be known
+	limitHandoffs  = "handoffs"      // one that was open was forgotten for another
 	limitVisits    = "max-visits-per-host"
 	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -73,6 +74,7 @@ type metrics struct {
 	subRuns     *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
+	follows     *prometheus.CounterVec // outcome
 	withheld    prometheus.Counter
 	handoffs    *prometheus.CounterVec // protocol, state
 	mcpServer   *prometheus.HistogramVec
@@ -82,7 +84,7 @@ type metrics struct {
 }
 
 // holdings are what the proxy has in memory now.
-type holdings struct{ runs, bindings, webhooks, tunnels, handoffs int }
+type holdings struct{ runs, bindings, webhooks, tunnels, handoffs, followed int }
 
 func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 	if reg == nil {
@@ -112,6 +114,7 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		abstentions: counter("wopproxy_abstentions_total", "Outbound messages attributed to no run, by reason.", "reason"),
 		webhooks:    counter("wopproxy_webhooks_total", "Requests that ask for A2A webhooks, and posts to where they asked, by what was made of them.", "direction", "outcome"),
 		findings:    counter("wopproxy_execution_findings_total", "Breaches of the execution model that the host's event logs have shown, by rule.", "rule"),
+		follows:     counter("wopproxy_follows_total", "Requests of wopproxy's own for the event logs of the host's runs, by how they ended.", "outcome"),
 		withheld:    prometheus.NewCounter(prometheus.CounterOpts{Name: "wopproxy_withheld_calls_total", Help: "Calls that were refused because the decision behind them is not escalated."}),
 		handoffs:    counter("wopproxy_handoffs_total", "Calls by which runs have other hosts do something, by the states that they have come to.", "protocol", "state"),
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
@@ -143,7 +146,8 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { return live().bindings }),
 		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { return live().webhooks }),
 		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { return live().tunnels }),
-		gauge("wopproxy_handoffs_open", "Calls of runs to other hosts of which more may be seen.", func() int { return live().handoffs }))
+		gauge("wopproxy_handoffs_open", "Calls of runs to other hosts of which more may be seen.", func() int { return live().handoffs }),
+		gauge("wopproxy_followed_runs", "Runs whose event logs wopproxy reads itself.", func() int { return live().followed }))
 	m.resolve()
 	return m
 }
@@ -176,12 +180,15 @@ func (m *metrics) resolve() {
 			m.handoffs.WithLabelValues(p.String(), string(s))
 		}
 	}
+	for _, o := range followOutcomes() {
+		m.follows.WithLabelValues(string(o))
+	}
 	for _, o := range []commitOutcome{commitDurable, commitTimeout, commitLost} {
 		m.commits.WithLabelValues(string(o))
 	}
 	for _, l := range []string{
 		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
-		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched,
+		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
 		limitToolCalls, limitNodes, limitHandoffs,
 	} {
 		m.limits.WithLabelValues(l)

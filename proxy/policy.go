@@ -59,6 +59,10 @@ type Policy struct {
 	Sample      float64  // share of the traces begun here that are marked as sampled when no spans are made
 	Propagators []string // foreign formats adopted: b3, jaeger, xray, ottrace
 
+	WatchURL        *url.URL // where the proxy reads the event logs of the host's runs by itself; nil: nowhere
+	WatchCredential string   // the bearer token that it shows there; empty: none
+	MaxFollowed     int      // logs that it reads at once; default 1000
+
 	WithholdUnescalated bool // refuse calls that carry out a decision which is under the confidence floor and not escalated
 
 	InspectedBody    int64         // longer bodies pass unread; default 4 MiB
@@ -103,6 +107,9 @@ func (p Policy) compile() (*policy, error) {
 	}
 	if p.CommitTimeout == 0 {
 		p.CommitTimeout = 100 * time.Millisecond
+	}
+	if p.MaxFollowed == 0 {
+		p.MaxFollowed = 1000
 	}
 	if p.InspectedBody == 0 {
 		p.InspectedBody = 4 << 20

@@ -98,6 +98,7 @@ type Proxy struct {
 	tunnels    tunnels
 	watch      *watcher
 	advertised *advertised
+	follower   *follower
 	extension  string       // of discovery
 	intercept  *interceptor // nil: no TLS is intercepted
 
@@ -169,9 +170,10 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.extension = ancestry.Extension(o.HostID)
 	px.advertised = newAdvertised(px)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
+	px.follower = newFollower(px)
 	px.metrics = newMetrics(o.Registerer, func() holdings {
 		runs, bindings := px.runs.Len()
-		return holdings{runs, bindings, px.webhooks.Len(), px.tunnels.len(), px.handoffs.Open()}
+		return holdings{runs, bindings, px.webhooks.Len(), px.tunnels.len(), px.handoffs.Open(), px.follower.len()}
 	})
 	return px, nil
 }
@@ -181,8 +183,10 @@ func (o Options) unseen() time.Duration {
 	if !o.Restarted {
 		return 0
 	}
-	return cmp.Or(o.RunTTL, time.Hour)
+	return o.runTTL()
 }
+
+func (o Options) runTTL() time.Duration { return cmp.Or(o.RunTTL, time.Hour) }
 
 // Idle reports whether no run is live.
 func (p *Proxy) Idle() bool {

@@ -84,6 +84,7 @@ func (p *Proxy) knownRun(ctx context.Context, id ancestry.RunID) *attribution.Ru
 	if !ok {
 		p.metrics.limit(limitRuns)
 	}
+	p.follower.resume(run)
 	return run
 }
 

@@ -21,6 +21,7 @@ type events struct {
 	limit int // data kept per event; a longer event is counted and skipped
 
 	line     []byte // the open line
+	id, name []byte // of the open event; one that is too long counts as none
 	data     []byte // the data lines of the open event, joined by LF
 	hasData  bool
 	overflow bool // the open event is longer than limit
@@ -65,23 +66,29 @@ func (e *events) keep(part []byte) {
 func (e *events) endLine(event func([]byte), tooLong func()) {
 	line := e.line
 	e.line = e.line[:0]
-	if len(line) == 0 && !e.overflow {
-		if e.hasData {
+	if len(line) == 0 {
+		switch {
+		case e.overflow:
+			tooLong()
+		case e.hasData:
 			event(e.data)
 		}
-		e.data, e.hasData = e.data[:0], false
+		e.id, e.name, e.data, e.hasData, e.overflow = e.id[:0], e.name[:0], e.data[:0], false, false
 		return
 	}
-	if len(line) == 0 {
-		tooLong()
-		e.data, e.hasData, e.overflow = e.data[:0], false, false
+	field, value, _ := bytes.Cut(line, []byte(":"))
+	value = bytes.TrimPrefix(value, []byte(" "))
+	switch string(field) {
+	case "id":
+		e.id = append(e.id[:0], short(value)...)
+		return
+	case "event":
+		e.name = append(e.name[:0], short(value)...)
+		return
+	case "data":
+	default:
 		return
 	}
-	value, ok := bytes.CutPrefix(line, []byte("data"))
-	if !ok || len(value) > 0 && value[0] != ':' {
-		return
-	}
-	value = bytes.TrimPrefix(bytes.TrimPrefix(value, []byte(":")), []byte(" "))
 	if e.hasData {
 		e.data = append(e.data, '\n')
 	}
@@ -91,6 +98,14 @@ func (e *events) endLine(event func([]byte), tooLong func()) {
 		return
 	}
 	e.data = append(e.data, value...)
+}
+
+// short returns v, or nothing if it is too long for an id or a name.
+func short(v []byte) []byte {
+	if len(v) > 256 {
+		return nil
+	}
+	return v
 }
 
 // frames cuts the body of a gRPC answer into its messages as the bytes pass by.

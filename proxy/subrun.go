@@ -96,6 +96,9 @@ func (p *Proxy) learnSubRun(s subRun) {
 		outcome = p.linkSubRun(context.Background(), s)
 	}
 	p.metrics.subRuns.WithLabelValues(string(outcome)).Inc()
+	if outcome == subRunLinked {
+		p.follower.begin(s.child, !s.child.TenantBound())
+	}
 	if s.ended {
 		p.endSubRun(s)
 	}

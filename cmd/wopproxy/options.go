@@ -19,6 +19,7 @@ import (
 type secrets struct {
 	bearer string // ancestry.auth.bearer
 	egress string // egress.credentials.secret
+	watch  string // executionModel.watch.credential
 	otlp   map[string]string
 }
 
@@ -38,6 +39,7 @@ func readSecrets(c *config.Config, env lookupEnv) (*secrets, error) {
 	s := &secrets{
 		bearer: read("ancestry.auth.bearer", c.Ancestry.Auth.Bearer),
 		egress: read("egress.credentials.secret", c.Egress.Credentials.Secret),
+		watch:  read("executionModel.watch.credential", c.ExecutionModel.Watch.Credential),
 		otlp:   map[string]string{},
 	}
 	for name, secret := range c.Tracing.OTLP.Headers {
@@ -115,14 +117,18 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		Tylo:        hosts(c.Carriers.Tylo), A2AInMessage: hosts(c.Carriers.A2AInMessage), AncestryInMessage: hosts(c.Carriers.AncestryInMessage),
 		Intercept: hosts(c.Egress.Intercept), OriginateTLS: hosts(c.Egress.OriginateTLS),
 		WithholdUnescalated: c.ExecutionModel.WithholdUnescalated,
-		SessionsPerRun:      c.Attribution.SessionsPerRun,
-		ProcessPerRun:       c.Attribution.ProcessPerRun, ProcessScan: c.Limits.ProcessScan.Duration,
+		WatchURL:            c.ExecutionModel.Watch.URL.URL, WatchCredential: s.watch, MaxFollowed: c.Limits.FollowedRuns,
+		SessionsPerRun: c.Attribution.SessionsPerRun,
+		ProcessPerRun:  c.Attribution.ProcessPerRun, ProcessScan: c.Limits.ProcessScan.Duration,
 		WebhookParent: c.Attribution.WebhookContext == config.WebhookParent,
 		Sample:        c.Tracing.Sample,
 		InspectedBody: int64(c.Limits.InspectedBody), InspectedEvent: int(c.Limits.InspectedEvent),
 		BodyPatience: c.Limits.BodyPatience.Duration,
 		StdioLine:    int64(c.Limits.StdioLine),
 		MaxDepth:     c.Limits.MaxDepth, MaxVisitsPerHost: c.Limits.MaxVisitsPerHost,
+	}
+	if p.WatchURL == nil && p.WatchCredential != "" {
+		p.WatchURL = c.Ingress.Upstream.URL
 	}
 	if p.RewriteHost { // the host can no longer check them; an empty list lets nothing in
 		p.AllowedHosts, p.AllowedOrigins = c.Ingress.AllowedHosts.Match, c.Ingress.AllowedOrigins.Match

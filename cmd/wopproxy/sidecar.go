@@ -155,6 +155,8 @@ func (s *sidecar) run(ctx context.Context) error {
 	pruner := begin(late, s.prune)
 	traffic := begin(late, func(ctx context.Context) error { return s.serveTraffic(ctx, c) })
 	reloader := begin(ctx, s.watch())
+	// What is read here is no traffic: it must not hold up the drain, nor the host's.
+	follower := begin(ctx, func(ctx context.Context) error { s.proxy.Follow(ctx); return nil })
 	s.log.InfoContext(ctx, "serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
 		"egress", s.egress.Addr().String(), "admin", s.admin.Addr().String())
 	close(s.serving)
@@ -171,7 +173,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	case <-traffic.done: // a listener has failed
 		s.draining.Store(true)
 	}
-	err := errors.Join(reloader.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop())
+	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop())
 	s.log.InfoContext(ctx, "stopped")
 	return err
 }

@@ -98,6 +98,7 @@ func (o stdioOptions) wrapper(name string) (*wrapper, error) {
 	// What is for listeners. Ancestry is read by who may use -admin.
 	c.Ingress, c.Egress, c.Admin = config.Ingress{}, config.Egress{}, config.Admin{}
 	c.Ancestry.Auth = config.Auth{Mode: config.AuthNone}
+	c.ExecutionModel.Watch = config.Watch{} // nor for a host that has no address
 	w := &wrapper{stdioOptions: o, config: c, stores: o.store}
 	if w.stores == "" && o.file != "" {
 		w.stores = filepath.Join(c.Ancestry.Store.Bolt.Dir, "stdio")

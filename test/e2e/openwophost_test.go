@@ -45,7 +45,14 @@ type owPlan struct {
 	Label string   `json:"label"`
 	Wait  bool     `json:"wait,omitempty"`  // for the host to be opened, when the first call is in the log and not yet made
 	Cause string   `json:"cause,omitempty"` // an event that the caller names: what has caused the first tool call
+	Says  []owSaid `json:"says,omitempty"`  // stands in the log behind the first call, before it is made, or before the end
 	Calls []owCall `json:"calls,omitempty"`
+}
+
+// owSaid is an event that a run has in its log without further ado.
+type owSaid struct {
+	Type    string         `json:"type"`
+	Payload map[string]any `json:"payload"`
 }
 
 // owCall begins a run on another host, or inside this one.
@@ -421,6 +428,9 @@ func (h *owHost) work(run *owRun) {
 			cause = run.plan.Cause
 		}
 		cause = run.add(called, payload, cause)
+		if i == 0 {
+			run.say()
+		}
 		if i == 0 && !h.ready(run) {
 			run.end(errors.New("never opened"))
 			return
@@ -433,6 +443,9 @@ func (h *owHost) work(run *owRun) {
 			run.end(err)
 			return
 		}
+	}
+	if len(run.plan.Calls) == 0 {
+		run.say()
 	}
 	if len(run.plan.Calls) == 0 && !h.ready(run) {
 		run.end(errors.New("never opened"))
@@ -547,6 +560,13 @@ func (r *owRun) add(typ string, payload any, cause string) (id string) {
 	doc, _ := json.Marshal(e) // always marshals
 	r.append(owEntry{seq: seq, typ: typ, doc: doc})
 	return id
+}
+
+// say adds what the plan wants to be in the log.
+func (r *owRun) say() {
+	for _, s := range r.plan.Says {
+		r.add(s.Type, s.Payload, "")
+	}
 }
 
 // chunk adds what only the messages mode shows.

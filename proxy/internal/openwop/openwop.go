@@ -90,10 +90,15 @@ func Ended(op Op, body []byte) bool {
 	case Poll:
 		return answer.IsTerminal || answer.IsComplete
 	case Events:
-		status, ok := strings.CutPrefix(answer.Type, "run.")
-		return ok && terminal(status)
+		return EndsRun(answer.Type)
 	}
 	return false
+}
+
+// EndsRun reports whether an event of that type is the last of its run.
+func EndsRun(eventType string) bool {
+	status, ok := strings.CutPrefix(eventType, "run.")
+	return ok && terminal(status)
 }
 
 func terminal(status string) bool {
