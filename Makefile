@@ -1,4 +1,4 @@
-# Everything here is a go command. .ci/run runs all but bench, and more.
+# Everything here is a go command. .ci/run runs all but bench and figures, and more.
 
 # Tools are pinned here and nowhere else, and installed outside go.mod: their
 # modules are not the program's.
@@ -9,7 +9,7 @@ FUZZTIME = 20s
 BENCHTIME = 1s
 COUNT = 1
 
-.PHONY: test race lint fuzz bench demo generate
+.PHONY: test race lint fuzz bench figures guard demo generate
 test: ; go test ./...
 race: ; go test -race ./...
 demo: ; go run ./cmd/wopproxy demo
@@ -25,5 +25,8 @@ fuzz:
 	  done; done
 # To compare: COUNT=10 >old, COUNT=10 >new, then go run golang.org/x/perf/cmd/benchstat@$(BENCHSTAT) old new.
 bench: ; go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -count $(COUNT) ./...
+# The benchmarks of the hot pieces beside what is recorded, and recording anew.
+guard: ; go run ./test/bench -guard
+figures: ; go run ./test/bench -record
 # Rewrites what tests compare with: the schema of the configuration, golden files.
 generate: ; go test ./config ./proxy/internal/wire ./cmd/wopproxy -run . -update

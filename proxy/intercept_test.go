@@ -27,7 +27,7 @@ import (
 )
 
 // secureServer is an HTTPS server that wopproxy trusts and the host need not.
-func secureServer(t *testing.T, h http.HandlerFunc) (*httptest.Server, *x509.CertPool) {
+func secureServer(t testing.TB, h http.HandlerFunc) (*httptest.Server, *x509.CertPool) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
@@ -39,16 +39,22 @@ func secureServer(t *testing.T, h http.HandlerFunc) (*httptest.Server, *x509.Cer
 	return s, roots
 }
 
-func newInterceptingSidecar(t *testing.T, roots *x509.CertPool) *sidecar {
+func newInterceptingSidecar(t testing.TB, roots *x509.CertPool) *sidecar {
+	t.Helper()
+	return newSidecar(t, "test.example.com", "http://127.0.0.1:1", intercepting(t, roots))
+}
+
+// intercepting tunes a sidecar to open all TLS.
+func intercepting(t testing.TB, roots *x509.CertPool) func(*Options, *Policy) {
 	t.Helper()
 	ca, err := NewCA("test.example.com")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newSidecar(t, "test.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) {
+	return func(o *Options, p *Policy) {
 		o.CA, o.Roots = ca, roots
 		p.Intercept = func(string) bool { return true }
-	})
+	}
 }
 
 // trusting returns a client that calls out through s and trusts roots.
@@ -66,7 +72,7 @@ func (s *sidecar) trusting(t *testing.T, roots *x509.CertPool, h2 bool) *http.Cl
 }
 
 // roots is what the host trusts once it was given our CA.
-func (s *sidecar) roots(t *testing.T) *x509.CertPool {
+func (s *sidecar) roots(t testing.TB) *x509.CertPool {
 	t.Helper()
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(s.o.CA.PEM()) {

@@ -4,6 +4,7 @@
 //	go run ./test/bench          the whole table, about a quarter of an hour
 //	go run ./test/bench -quick   one number of connections, within a minute
 //	go run ./test/bench -quick -only ingress,reverseproxy -case mcp1k
+//	go run ./test/bench -guard   the Go benchmarks, beside what is recorded
 //
 // It builds wopproxy and starts it, with all that it does: a store on disk,
 // metrics, spans for a collector. Beside it stand nginx, haproxy, squid and
@@ -54,6 +55,8 @@ type options struct {
 	paced       time.Duration // of one measurement of latency
 	budget      time.Duration // of all rounds but the first; 0: none is left out
 	program     string        // a wopproxy; empty: one is built
+	guard       bool          // the Go benchmarks instead
+	record      bool
 }
 
 // run is main without the process.
@@ -62,7 +65,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return status(runPeer(ctx, args[1:], stdout, stderr), stderr)
 	}
 	o, err := parse(args, stderr)
-	if err == nil {
+	switch {
+	case err != nil:
+	case o.guard:
+		err = guard(ctx, stdout, stderr)
+	case o.record:
+		err = record(ctx, stderr)
+	default:
 		err = bench(ctx, o, stdout, stderr)
 	}
 	return status(err, stderr)
@@ -91,6 +100,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.IntVar(&o.rounds, "rounds", 0, "`number` of rounds (default 5; 3 if quick)")
 	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
 	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
+	f.BoolVar(&o.guard, "guard", false, "instead: run the Go benchmarks, and fail if one allocates more than is recorded")
+	f.BoolVar(&o.record, "record", false, "instead: record what they find")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return o, err

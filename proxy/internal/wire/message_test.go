@@ -306,6 +306,8 @@ func BenchmarkRead(b *testing.B) {
 		in   []byte
 	}{
 		{"MCP", body(1 << 10)},
+		{"A2A", []byte(`{"jsonrpc":"2.0","id":1,"method":"message/send","params":{"message":{"kind":"message","role":"user","messageId":"m-1","parts":[{"kind":"text","text":"` +
+			strings.Repeat("lorem ipsum ", 75) + `"}]}}}`)},
 		{"NotOurs1KB", foreign},
 		{"NotOurs4MB", bytes.Replace(body(4<<20), []byte("jsonrpc"), []byte("version"), 1)},
 		{"OtherRPC", bytes.Replace(body(1<<10), []byte("tools/call"), []byte("eth_getLogs"), 1)},
