@@ -137,9 +137,10 @@ type Link struct {
 	Host  string `json:"hostId,omitempty"` // empty: this host
 	Alias RunID  `json:"alias,omitempty"`  // its other id, once learned: the host's own
 
-	Chain    Chain    `json:"chain"`              // its ancestors; empty when no parent is asserted
-	Evidence Evidence `json:"evidence,omitempty"` // what the parent rests on
-	Reason   string   `json:"reason,omitempty"`   // why there is no parent, from a closed set
+	Chain    Chain    `json:"chain"`                 // its ancestors; empty when no parent is asserted
+	Evidence Evidence `json:"evidence,omitempty"`    // what the parent rests on
+	Reason   string   `json:"reason,omitempty"`      // why there is no parent, from a closed set
+	Source   RunID    `json:"sourceRunId,omitempty"` // of a fork: the run whose log it begins with, as its creator named it
 
 	Trace      TraceID   `json:"traceId,omitzero"`
 	Span       SpanID    `json:"spanId,omitzero"`       // the span the run was handed

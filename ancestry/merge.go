@@ -55,6 +55,11 @@ func (l Link) Validate() error {
 			return fmt.Errorf("alias: %w", err)
 		}
 	}
+	if l.Source != "" {
+		if _, err := ParseRunID(string(l.Source)); err != nil {
+			return fmt.Errorf("source: %w", err)
+		}
+	}
 	if l.Host != "" {
 		if err := checkHost(l.Host); err != nil {
 			return err
@@ -107,6 +112,9 @@ func Merge(l Link, byRun, byAlias *Link) Link {
 func (l Link) fill(other Link) Link {
 	if l.Parent() == nil && l.Reason == "" {
 		l.Chain, l.Evidence, l.Reason = other.Chain, other.Evidence, other.Reason
+	}
+	if l.Source == "" {
+		l.Source = other.Source
 	}
 	if l.Trace.IsZero() {
 		l.Trace, l.Span, l.ParentSpan = other.Trace, other.Span, other.ParentSpan

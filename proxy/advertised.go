@@ -160,7 +160,7 @@ func (p *Proxy) fetchDiscovery(v1 bool) *contract {
 // as it is.
 func (p *Proxy) readDiscovery(resp *http.Response, c *contract) *contract {
 	body := io.Reader(resp.Body)
-	edited := !uneditable(resp)
+	edited := uneditable(resp) == ""
 	switch encoding := resp.Header.Get("Content-Encoding"); encoding {
 	case "", "identity":
 	case "gzip":

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -19,6 +20,7 @@ import (
 // that every rendering of an event has the same bytes.
 type causes struct {
 	x     *exchange
+	run   ancestry.RunID // whose events they are
 	known wire.Causation
 	void  bool // the run has an event of the same id
 }
@@ -28,36 +30,53 @@ type causes struct {
 // host is known to have caused. That event's id has to be one which nobody comes
 // upon by chance: it is compared with what the host has written.
 func (x *exchange) askForCauses(in, out *http.Request) {
-	if !x.policy.Claim.claims() || x.head.openwop != openwop.Events && x.head.openwop != openwop.Poll {
+	switch x.head.openwop {
+	case openwop.Events, openwop.Poll, openwop.Bundle:
+	default:
 		return
 	}
-	parent := x.parentOfPath(in.Context())
-	if parent == nil || parent.Host == x.p.o.HostID || !attribution.Opaque(parent.Event) ||
-		!x.p.advertised.of(in.Context(), x.head.v1).by(x.policy.Claim).Causation {
+	if !x.policy.Claim.claims() {
 		return
 	}
-	x.causes = &causes{x: x, known: wire.Causation{Event: parent.Event, Host: parent.Host, Limit: x.policy.InspectedEvent}}
+	run, err := x.pathRun()
+	if err != nil {
+		return
+	}
+	cause := x.p.causeOf(in.Context(), run)
+	if cause == nil || !attribution.Opaque(cause.Event) || !x.p.advertised.of(in.Context(), x.head.v1).by(x.policy.Claim).Causation {
+		return
+	}
+	x.causes = &causes{
+		x: x, run: run, void: x.p.watch.collides(run),
+		known: wire.Causation{Event: cause.Event, Host: cause.Host, Limit: x.policy.InspectedEvent},
+	}
 	x.askForDocument(in, out, &document{edit: x.causes.annotate, unread: x.causes.unread})
 }
 
-// parentOfPath is the recorded parent of the run that the path names, or nil.
-func (x *exchange) parentOfPath(ctx context.Context) *ancestry.Ancestor {
-	parse := ancestry.ParseSegmentV2
-	if x.head.v1 {
-		parse = ancestry.ParseSegmentV1
+// maxForks bounds how many forks of forks are followed to the run that has a
+// parent.
+const maxForks = 16
+
+// causeOf is the ancestor on another host whose event has caused a run; nil: none
+// is known. What another run has begun on this host goes on with that one's cause,
+// and so does a fork, whose log begins with its source's.
+func (p *Proxy) causeOf(ctx context.Context, id ancestry.RunID) *ancestry.Ancestor {
+	for range maxForks {
+		l, err := p.lookup(ctx, id)
+		if err != nil {
+			return nil
+		}
+		if l.Source != "" {
+			id = l.Source
+			continue
+		}
+		i := slices.IndexFunc(l.Chain.Ancestors, func(a ancestry.Ancestor) bool { return a.Host != p.o.HostID })
+		if i < 0 {
+			return nil
+		}
+		return &l.Chain.Ancestors[i]
 	}
-	id, err := parse(x.head.segment)
-	if err != nil {
-		return nil
-	}
-	run := x.p.runs.Known(id)
-	if run == nil {
-		run = x.p.storedRun(ctx, id)
-	}
-	if run == nil {
-		return nil
-	}
-	return run.Chain.Parent()
+	return nil
 }
 
 // annotate edits one document, or the data of one event of a stream.
@@ -65,34 +84,39 @@ func (c *causes) annotate(body []byte) (out []byte, changed bool) {
 	if c.void {
 		return body, false
 	}
-	var outcomes []wire.CausationOutcome
 	out = body // after a fault of ours
-	c.x.guard(func() {
-		out = c.known.Annotate(body, func(o wire.CausationOutcome) { outcomes = append(outcomes, o) })
-	})
-	for _, o := range outcomes {
-		c.x.p.metrics.annotations.WithLabelValues(string(o)).Inc()
-		c.void = c.void || o == wire.CausationCollision
+	c.x.guard(func() { out = c.known.Annotate(body, c.note) })
+	return out, !bytes.Equal(out, body)
+}
+
+// note counts what became of an event.
+func (c *causes) note(o wire.CausationOutcome, why wire.Refusal) {
+	c.x.p.metrics.annotations.WithLabelValues(string(o)).Inc()
+	if o == wire.CausationCollision && !c.void {
+		c.void = true
+		c.x.p.watch.collided(c.run) // what else there is to read of it does not show why
 	}
-	return out, slices.Contains(outcomes, wire.CausationAnnotated) && !bytes.Equal(out, body)
+	if why != "" {
+		c.x.p.metrics.unread(documentEvents, why)
+	}
 }
 
 // unread counts what passes as it is because it can't be read.
-func (c *causes) unread() {
-	c.x.p.metrics.annotations.WithLabelValues(string(wire.CausationUnread)).Inc()
-}
+func (c *causes) unread(why wire.Refusal) { c.note(wire.CausationUnread, why) }
 
 // passEvents edits the events of a stream as they pass. What is neither a stream
 // nor a document of events passes as it is.
 func (c *causes) passEvents(resp *http.Response) {
 	h := resp.Header
-	switch contentType := h.Get("Content-Type"); {
+	switch contentType, why := h.Get("Content-Type"), uneditable(resp); {
 	case resp.StatusCode != http.StatusOK:
 		return
-	case isJSON(contentType):
+	case isJSON(contentType), strings.HasPrefix(contentType, mediaCloudEvents):
 		return // as a document
-	case !strings.HasPrefix(contentType, "text/event-stream"), uneditable(resp):
-		c.unread()
+	case !strings.HasPrefix(contentType, "text/event-stream"):
+		c.unread(wire.RefusedUnrecognised)
+	case why != "":
+		c.unread(why)
 	default:
 		resp.Body = &annotator{ReadCloser: resp.Body, causes: c, limit: c.x.policy.InspectedBody}
 		resp.ContentLength = -1
@@ -100,6 +124,10 @@ func (c *causes) passEvents(resp *http.Response) {
 	}
 	c.x.document = nil
 }
+
+// mediaCloudEvents begins the media types of one CloudEvent, and of several, as
+// JSON.
+const mediaCloudEvents = "application/cloudevents"
 
 // annotator edits the events of a text/event-stream. It holds back lines from
 // the first with data to the end of their event, because nobody reads those
@@ -133,7 +161,10 @@ func (a *annotator) Read(b []byte) (int, error) {
 		n, err := a.ReadCloser.Read(b)
 		a.write(b[:n])
 		if err != nil {
-			a.flush() // an event that is cut off
+			if !a.passes && bytes.HasPrefix(a.held, []byte("data")) && !errors.Is(err, context.Canceled) {
+				a.causes.unread(wire.RefusedCutOff)
+			}
+			a.flush()
 			a.err = err
 		}
 	}
@@ -183,7 +214,7 @@ func (a *annotator) hold(some []byte) {
 	a.held = append(a.held, some...)
 	if !a.passes && int64(len(a.held)) > a.limit {
 		a.passes = true
-		a.causes.unread()
+		a.causes.unread(wire.RefusedTooLarge)
 	}
 	if a.passes {
 		a.flush()

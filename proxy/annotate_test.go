@@ -19,6 +19,10 @@ import (
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
+func unread(document, reason string) string {
+	return fmt.Sprintf(`wopproxy_unread_documents_total{document=%q,reason=%q}`, document, reason)
+}
+
 func annotated(outcome string) string {
 	return fmt.Sprintf(`wopproxy_causation_annotations_total{outcome=%q}`, outcome)
 }
@@ -49,8 +53,9 @@ func newCausedHost(t testing.TB, level int) *causedHost {
 
 // log is that of a run: what is marked was caused by the event on another host.
 func (h *causedHost) log(run string, v1 bool) []string {
+	_, untenanted, _ := strings.Cut(run, "/")
 	h.mu.Lock()
-	cause := h.causes[run]
+	cause := cmp.Or(h.causes[run], h.causes[untenanted])
 	h.mu.Unlock()
 	called := "agent.tool-called"
 	if v1 {
@@ -106,6 +111,15 @@ func (h *causedHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		asJSON(200, `{"events":[`+strings.Join(h.log(run, true), ", ")+`],"isComplete":true}`)
 	case tail == "events/poll":
 		asJSON(200, `{"runId":"`+run+`","events":[`+strings.Join(h.log(run, false), ",\n")+`],"lastSequence":6,"status":"completed","isTerminal":true}`)
+	case tail == "debug-bundle":
+		asJSON(200, `{"bundleVersion":"1","run":{"runId":"`+run+`"},"events":[`+strings.Join(h.log(run, v1), ",")+`],"spans":[]}`)
+	case r.Header.Get("Accept") == "application/cloudevents-batch+json":
+		w.Header().Set("Content-Type", "application/cloudevents-batch+json")
+		var all []string
+		for i, e := range h.log(run, v1) {
+			all = append(all, fmt.Sprintf(`{"specversion":"1.0","id":"%d","source":"/runs","type":"x", "data":%s}`, i, e))
+		}
+		_, _ = io.WriteString(w, "["+strings.Join(all, ", ")+"]")
 	case r.Header.Get("Accept") == "application/json":
 		asJSON(200, `{"events":[`+strings.Join(h.log(run, v1), ",")+`],"isComplete":true}`)
 	default:
@@ -170,10 +184,13 @@ var renderings = []struct{ path, accept string }{
 	{"/v1/runs/RUN/events?streamMode=values", ""},
 	{"/v1/runs/RUN/events?bufferMs=100", ""},
 	{"/v1/runs/RUN/events", "application/json"},
+	{"/v1/runs/RUN/events", "application/cloudevents-batch+json"},
 	{"/v1/runs/RUN/events/poll?lastSequence=-1&timeout=1", ""},
+	{"/v1/runs/RUN/debug-bundle", ""},
 	{"/runs/RUN/events", ""},
 	{"/runs/RUN/events?bufferMs=100", ""},
 	{"/runs/RUN/events", "application/json"},
+	{"/runs/RUN/events", "application/cloudevents-batch+json"},
 	{"/runs/RUN/events/poll?afterSequence=-1&timeout=1", ""},
 }
 
@@ -236,8 +253,10 @@ func TestAnnotate(t *testing.T) {
 		s.cause(t, run, causedEvent)
 		wantRenderings(t, s, h, run, "parent.example.com")
 	}
-	s.wantSeries(t, annotated("annotated"), 3*10+3*4) // events in the renderings of the one run, and of the other
-	s.wantSeries(t, annotated("unread"), 4+1)         // what is no JSON, in streams
+	s.wantSeries(t, annotated("annotated"), 3*13+3*5) // events in the renderings of the one run, and of the other
+	s.wantSeries(t, unread("events", "not-json"), 4+1)
+	s.wantSeries(t, unread("events", "cut-off"), 4+1)
+	s.wantSeries(t, annotated("unread"), 2*(4+1))
 	s.wantSeries(t, "wopproxy_codec_panics_total", 0)
 
 	s.cause(t, "run~1", causedEvent) // which is no id in v2, where ~ begins an escape
@@ -249,6 +268,43 @@ func TestAnnotate(t *testing.T) {
 	wantRenderings(t, again, h, "run-of-v1", "parent.example.com")
 }
 
+// TestAnnotateLikeItsSource: whatever has the log of another run, or goes on with
+// its cause, shows its events as that one does: a run of v1 read under v2, a fork,
+// and what it has begun inside the host.
+func TestAnnotateLikeItsSource(t *testing.T) {
+	h := newCausedHost(t, 2)
+	store := ancestry.NewMemory()
+	level3 := func(_ *Options, p *Policy) { p.Claim = ClaimLevel3 }
+	s := newSidecarOn(t, store, "h.example.com", h.URL, level3)
+	s.cause(t, "run-of-v1", causedEvent)
+	s.creates(t, "/v1/runs/run-of-v1:fork", "fork-of-v1", nil)
+	s.creates(t, "/runs/acme~2Frun-of-v1:fork", "acme/fork-0000000000000001", nil)
+	s.creates(t, "/runs/acme%2Ffork-0000000000000001:fork", "acme/fork-0000000000000002", nil)
+	s.creates(t, "/v1/runs", "root", nil)
+	s.creates(t, "/v1/runs/root:fork", "fork-of-root", nil)
+	h.mu.Lock()
+	h.edit = func([]string) []string { // of the one log that is read before the others
+		return []string{`{"eventId":"e0","runId":"run-of-v1","type":"node.dispatched","sequence":0,"payload":{"childRunId":"inner"}}`}
+	}
+	h.mu.Unlock()
+	fetched(t, s.ingress.URL+"/v1/runs/run-of-v1/events/poll")
+	h.mu.Lock()
+	h.edit = nil
+	for _, run := range []string{"fork-of-v1", "acme/fork-0000000000000001", "acme/fork-0000000000000002", "inner", "root", "fork-of-root"} {
+		h.causes[run] = causedEvent // a root that makes up its causes, or what the log says
+	}
+	h.mu.Unlock()
+	for _, now := range []*sidecar{s, newSidecarOn(t, store, "h.example.com", h.URL, level3)} {
+		for run, parent := range map[string]string{
+			"run-of-v1": "parent.example.com", "acme/run-of-v1": "parent.example.com", "fork-of-v1": "parent.example.com",
+			"acme/fork-0000000000000001": "parent.example.com", "acme/fork-0000000000000002": "parent.example.com",
+			"inner": "parent.example.com", "root": "", "fork-of-root": "", "acme/other": "",
+		} {
+			wantRenderings(t, now, h, run, parent)
+		}
+	}
+}
+
 // TestNotAnnotated: what is not known, or must not be told, is not written.
 func TestNotAnnotated(t *testing.T) {
 	for _, tt := range []struct {
@@ -258,6 +314,7 @@ func TestNotAnnotated(t *testing.T) {
 		event string
 		tune  func(*Options, *Policy)
 		edit  func(log []string) []string
+		why   string // the series that says so
 	}{
 		{name: "nothing is claimed", level: 2, claim: ClaimExtension},
 		{name: "the document passes as it is", level: 3, claim: ClaimNothing},
@@ -268,25 +325,31 @@ func TestNotAnnotated(t *testing.T) {
 		{name: "an event of the same id", level: 2, claim: ClaimLevel3, edit: func(log []string) []string {
 			log[0] = strings.Replace(log[0], `"eventId":"run-1-e0"`, `"eventId":"`+causedEvent+`"`, 1)
 			return log
-		}},
+		}, why: annotated("collision")},
 		{name: "an event that is too long", level: 2, claim: ClaimLevel3, tune: func(_ *Options, p *Policy) { p.InspectedEvent = 200 }, edit: func(log []string) []string {
 			for i := range log {
 				log[i] = strings.Replace(log[i], `{"marked":true`, `{"marked":true,"long":"`+strings.Repeat("x", 200)+`"`, 1)
 			}
 			return log
-		}},
+		}, why: unread("events", "too-large")},
 		{name: "what the host says itself", level: 2, claim: ClaimLevel3, edit: func(log []string) []string {
 			for i := range log {
 				log[i] = strings.Replace(log[i], `{"marked":true`, `{"causationHostId":"x","marked":true`, 1)
 			}
 			return log
-		}},
+		}, why: annotated("own")},
 		{name: "keys that occur twice", level: 2, claim: ClaimLevel3, edit: func(log []string) []string {
 			for i := range log {
 				log[i] = strings.Replace(log[i], `"payload":{"marked":true`, `"type":"agent.decided","payload":{"marked":true`, 1)
 			}
 			return log
-		}},
+		}, why: unread("events", "duplicate-key")},
+		{name: "events that are no JSON", level: 2, claim: ClaimLevel3, edit: func(log []string) []string {
+			for i := range log {
+				log[i] = strings.TrimSuffix(log[i], "}")
+			}
+			return log
+		}, why: unread("events", "not-json")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newCausedHost(t, tt.level)
@@ -300,8 +363,54 @@ func TestNotAnnotated(t *testing.T) {
 			s.cause(t, "run-1", cmp.Or(tt.event, causedEvent))
 			wantRenderings(t, s, h, "run-1", "")
 			s.wantSeries(t, annotated("annotated"), 0)
+			if tt.why != "" && s.series(t)[tt.why] == 0 {
+				t.Errorf("%s = 0, want it to say why", tt.why)
+			}
 		})
 	}
+}
+
+// An event of twenty megabytes passes at once and as it is, and those around it are
+// edited.
+func TestAnnotateHuge(t *testing.T) {
+	h := newCausedHost(t, 2)
+	s := newSidecar(t, "h.example.com", h.URL, func(_ *Options, p *Policy) { p.Claim = ClaimLevel3 })
+	s.cause(t, "run-1", causedEvent)
+	long := `{"long":"` + strings.Repeat("x", 20<<20) + `",`
+	h.edit = func(log []string) []string {
+		log[3] = strings.Replace(log[3], `{"marked":true`, long+`"marked":true`, 1)
+		return log
+	}
+	const addition = `"causationHostId":"parent.example.com",`
+	for path, edits := range map[string]int{"/v1/runs/run-1/events?streamMode=debug": 2, "/v1/runs/run-1/events/poll": 0} {
+		_, want := read(t, h.URL+path, "")
+		_, got := read(t, s.ingress.URL+path, "")
+		if n := strings.Count(got, addition); n != edits || strings.ReplaceAll(got, addition, "") != want {
+			t.Errorf("%s: %d bytes with %d additions, want %d with %d", path, len(got), n, len(want), edits)
+		}
+	}
+	s.wantSeries(t, unread("events", "too-large"), 2)
+	s.wantSeries(t, hit("inspected-answer"), 2) // by who edits, and by who learns
+	s.wantSeries(t, hit("inspected-event"), 1)
+}
+
+// What collides in one part of a log is not told apart in another.
+func TestAnnotateCollisionElsewhere(t *testing.T) {
+	h := newCausedHost(t, 2)
+	s := newSidecar(t, "h.example.com", h.URL, func(_ *Options, p *Policy) { p.Claim = ClaimLevel3 })
+	s.cause(t, "run-1", causedEvent)
+	all := h.log("run-1", true)
+	for _, log := range [][]string{
+		{strings.Replace(all[0], `"eventId":"run-1-e0"`, `"eventId":"`+causedEvent+`"`, 1)},
+		all[1:],
+	} {
+		h.edit = func([]string) []string { return log }
+		_, want := read(t, h.URL+"/v1/runs/run-1/events/poll", "")
+		if _, got := read(t, s.ingress.URL+"/v1/runs/run-1/events/poll", ""); got != want {
+			t.Errorf("%s, want the host's bytes", got)
+		}
+	}
+	s.wantSeries(t, annotated("collision"), 1)
 }
 
 // A host that asserts nothing of the kind is believed when its operator does.
@@ -412,6 +521,7 @@ func TestAnnotateCompressed(t *testing.T) {
 			t.Errorf("%s: %q, want the host's bytes", contentType, got)
 		}
 		s.wantSeries(t, annotated("unread"), 1)
+		s.wantSeries(t, unread("events", "encoded"), 1)
 	}
 }
 

@@ -48,7 +48,7 @@ func (x *exchange) askForCard(in, out *http.Request) {
 	}
 	public := x.publicURL(in)
 	if public == nil {
-		x.p.metrics.card(wire.CardRefused)
+		x.p.metrics.card(wire.CardRefused, wire.RefusedNoAddress)
 		return
 	}
 	edit := wire.CardEdit{AddressEdit: x.addresses(public), Strip: x.policy.StripSignatures}
@@ -57,12 +57,13 @@ func (x *exchange) askForCard(in, out *http.Request) {
 		edit: func(body []byte) ([]byte, bool) {
 			var out []byte
 			var outcome wire.CardOutcome
+			var why wire.Refusal
 			if framed {
-				out, outcome, _ = wire.RewriteRPCCard(body, path, edit)
+				out, outcome, why = wire.RewriteRPCCard(body, path, edit)
 			} else {
-				out, outcome, _ = wire.RewriteCard(body, inResult, edit)
+				out, outcome, why = wire.RewriteCard(body, inResult, edit)
 			}
-			x.p.metrics.card(outcome)
+			x.p.metrics.card(outcome, why)
 			if outcome == wire.CardSigned {
 				x.p.signedCard.Do(func() {
 					x.p.o.Logger.WarnContext(in.Context(), "the host's agent card is signed and gives the host's own address, so its readers call past wopproxy; let the card name the public address, or set ingress.agentCards.signed to strip")
@@ -70,7 +71,7 @@ func (x *exchange) askForCard(in, out *http.Request) {
 			}
 			return out, outcome == wire.CardRewritten || outcome == wire.CardStripped
 		},
-		unread: func() { x.p.metrics.card(wire.CardRefused) },
+		unread: func(why wire.Refusal) { x.p.metrics.card(wire.CardRefused, why) },
 	})
 }
 

@@ -64,18 +64,18 @@ func (x *exchange) askForDiscovery(in, out *http.Request) {
 	}
 	if creates {
 		x.askForDocument(in, out, &document{
-			inside: true, unread: func() {},
+			inside: true, unread: func(why wire.Refusal) { x.p.metrics.unread(documentRun, why) },
 			edit: func(body []byte) ([]byte, bool) { return wire.RunAddresses(body, edit.AddressEdit) },
 		})
 		return
 	}
 	d := &document{
 		edit: func(body []byte) ([]byte, bool) {
-			out, outcome, _ := wire.RewriteDiscovery(body, edit)
-			x.p.metrics.discovery(outcome)
+			out, outcome, why := wire.RewriteDiscovery(body, edit)
+			x.p.metrics.discovery(outcome, why)
 			return out, len(out) > 0 && len(body) > 0 && &out[0] != &body[0]
 		},
-		unread: func() { x.p.metrics.discovery(wire.DiscoveryRefused) },
+		unread: func(why wire.Refusal) { x.p.metrics.discovery(wire.DiscoveryRefused, why) },
 		vary:   "OpenWOP-Version",
 	}
 	if path := in.URL.EscapedPath(); path == discoveryPath || path == strings.TrimSuffix(public.EscapedPath(), "/")+discoveryPath {

@@ -34,15 +34,16 @@ func TestDiscovery(t *testing.T) {
 		in      string
 		want    string // "" for the host's own bytes
 		outcome string
+		why     string // it is refused
 	}{
-		{"nothing is claimed unasked", "", level2, told + strings.ReplaceAll(level2, "HOST", "agents.example.com")[1:], "extended"},
-		{"level 3 on level 2", ClaimLevel3, level2, `{"protocolVersion":"1.1", "limits":{},"multiAgent":{"executionModel":{` + added + `"supported":true,"version":3}},` + elsewise, "claimed"},
-		{"level 3 on level 1", ClaimLevel3, level1, told + strings.ReplaceAll(level1, "HOST", "agents.example.com")[1:], "extended"},
-		{"asserted", ClaimAll, level1, `{"protocolVersion":"1.1", "limits":{},"multiAgent":{"executionModel":{` + added + `"supported":true,"version":3}},` + elsewise, "claimed"},
-		{"off", ClaimNothing, level2, "", ""},
-		{"no document of the kind", ClaimAll, `{"name":"x"}`, "", ""},
-		{"ambiguous", ClaimAll, `{"protocolVersion":"1.0","multiAgent":{},"multiAgent":{}}`, "", "refused"},
-		{"a v1 block in v2", ClaimAll, `{"protocolVersions":["2.0"],"multiAgent":{"executionModel":{"supported":true,"version":2}}}`, "", "refused"},
+		{"nothing is claimed unasked", "", level2, told + strings.ReplaceAll(level2, "HOST", "agents.example.com")[1:], "extended", ""},
+		{"level 3 on level 2", ClaimLevel3, level2, `{"protocolVersion":"1.1", "limits":{},"multiAgent":{"executionModel":{` + added + `"supported":true,"version":3}},` + elsewise, "claimed", ""},
+		{"level 3 on level 1", ClaimLevel3, level1, told + strings.ReplaceAll(level1, "HOST", "agents.example.com")[1:], "extended", ""},
+		{"asserted", ClaimAll, level1, `{"protocolVersion":"1.1", "limits":{},"multiAgent":{"executionModel":{` + added + `"supported":true,"version":3}},` + elsewise, "claimed", ""},
+		{"off", ClaimNothing, level2, "", "", ""},
+		{"no document of the kind", ClaimAll, `{"name":"x"}`, "", "", ""},
+		{"ambiguous", ClaimAll, `{"protocolVersion":"1.0","multiAgent":{},"multiAgent":{}}`, "", "refused", "duplicate-key"},
+		{"a v1 block in v2", ClaimAll, `{"protocolVersions":["2.0"],"multiAgent":{"executionModel":{"supported":true,"version":2}}}`, "", "refused", "unrecognised"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newDocumentHost(t)
@@ -65,6 +66,9 @@ func TestDiscovery(t *testing.T) {
 			}
 			if tt.outcome != "" {
 				s.wantSeries(t, discoveries(tt.outcome), 1)
+			}
+			if tt.why != "" {
+				s.wantSeries(t, unread("discovery", tt.why), 1)
 			}
 			if tt.claim == ClaimNothing {
 				return
@@ -131,6 +135,7 @@ func TestDiscoveryCompressed(t *testing.T) {
 		t.Errorf("answer = %q, %v; the host was asked for %q", body, resp.Header, asked.Header["Accept-Encoding"])
 	}
 	s.wantSeries(t, discoveries("refused"), 1)
+	s.wantSeries(t, unread("discovery", "encoded"), 1)
 }
 
 // The addresses of a run that was created lead through ingress, and the run is

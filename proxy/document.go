@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
 // document is what the answer to a request may be: a small document of the
@@ -18,7 +20,7 @@ type document struct {
 	// edit returns the document as callers get it, and whether that is another
 	// one.
 	edit   func(body []byte) (out []byte, changed bool)
-	unread func() // counts a document that passes unread
+	unread func(why wire.Refusal) // counts a document that passes unread
 	// missing makes the document that is there when the host has none; nil: none
 	// is.
 	missing func() (body []byte, contentType string)
@@ -43,7 +45,7 @@ var documentConditions = []string{
 func (x *exchange) askForDocument(in, out *http.Request, d *document) {
 	d.caller = &http.Request{Method: in.Method, Header: http.Header{}}
 	if !d.inside && !d.takeConditions(in, out) {
-		d.unread()
+		d.unread(wire.RefusedSigned)
 		return
 	}
 	x.document = d
@@ -109,12 +111,12 @@ func (d *document) provide(resp *http.Response) {
 // returns the body that now stands there, or nil if it was not read.
 func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool) {
 	h, d := resp.Header, x.document
-	switch {
+	switch why := uneditable(resp); {
 	case resp.StatusCode != http.StatusOK && (!d.inside || resp.StatusCode/100 != 2),
 		strings.HasPrefix(h.Get("Content-Type"), "text/event-stream"), d.json && !isJSON(h.Get("Content-Type")):
 		return nil, false
-	case uneditable(resp):
-		d.unread()
+	case why != "":
+		d.unread(why)
 		return nil, false
 	}
 	all, _ := x.readAnswer(resp)
@@ -134,9 +136,17 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 	return body, changed
 }
 
-// uneditable reports whether something in an answer binds its body, or hides it.
-func uneditable(resp *http.Response) bool {
-	return resp.Header["Content-Encoding"] != nil || bodyBound(resp.Header) != "" || len(resp.Trailer) > 0
+// uneditable says what in the head of an answer speaks against an edit of its body.
+func uneditable(resp *http.Response) wire.Refusal {
+	switch why := bodyBound(resp.Header); {
+	case resp.Header["Content-Encoding"] != nil:
+		return wire.RefusedEncoded
+	case why != "":
+		return why
+	case len(resp.Trailer) > 0:
+		return wire.RefusedTrailers
+	}
+	return ""
 }
 
 // passFramed edits the document in an answer of gRPC. What comes behind its
@@ -167,13 +177,16 @@ func (x *exchange) readAnswer(resp *http.Response) (all []byte, rest io.ReadClos
 	all, rest, why := readBody(resp.Body, x.document.framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
 	if all == nil {
 		resp.Body = rest
+		refusal := wire.RefusedCutOff
 		switch why {
 		case bodyTooLarge:
 			x.p.metrics.limit(limitAnswer)
+			refusal = wire.RefusedTooLarge
 		case bodySlow:
 			x.p.metrics.limit(limitSlowBody)
+			refusal = wire.RefusedSlow
 		}
-		x.document.unread()
+		x.document.unread(refusal)
 		return nil, nil
 	}
 	if rest == nil {

@@ -71,6 +71,7 @@ type metrics struct {
 	cards       *prometheus.CounterVec // outcome
 	discoveries *prometheus.CounterVec // outcome
 	annotations *prometheus.CounterVec // outcome
+	unreads     *prometheus.CounterVec // document, reason
 	subRuns     *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
@@ -123,6 +124,7 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
 		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
 		annotations: counter("wopproxy_causation_annotations_total", "Events that an event on another host is known to have caused, by what became of payload.causationHostId; and what could not be read to tell.", "outcome"),
+		unreads:     counter("wopproxy_unread_documents_total", "Documents and events of the host that would have been edited and passed as they were, for a fault in their form.", "document", "reason"),
 		subRuns:     counter("wopproxy_sub_runs_total", "Runs that the host's event logs name as begun by another run inside the host, each time they do, by what was made of it.", "outcome"),
 		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
@@ -202,6 +204,11 @@ func (m *metrics) resolve() {
 	for _, o := range wire.CausationOutcomes() {
 		m.annotations.WithLabelValues(string(o))
 	}
+	for _, d := range []string{documentCard, documentDiscovery, documentEvents, documentRun} {
+		for _, r := range wire.DocumentRefusals() {
+			m.unreads.WithLabelValues(d, string(r))
+		}
+	}
 	for _, o := range subRunOutcomes {
 		m.subRuns.WithLabelValues(string(o))
 	}
@@ -235,17 +242,36 @@ const discoveryProvided wire.DiscoveryOutcome = "provided"
 
 // discovery counts a discovery document; what turned out to be none does not
 // count.
-func (m *metrics) discovery(o wire.DiscoveryOutcome) {
+func (m *metrics) discovery(o wire.DiscoveryOutcome, why wire.Refusal) {
 	if o != wire.DiscoveryNone {
 		m.discoveries.WithLabelValues(string(o)).Inc()
+	}
+	if o == wire.DiscoveryRefused {
+		m.unread(documentDiscovery, why)
 	}
 }
 
 // card counts an agent card; what turned out to be none does not count.
-func (m *metrics) card(o wire.CardOutcome) {
+func (m *metrics) card(o wire.CardOutcome, why wire.Refusal) {
 	if o != wire.CardNone {
 		m.cards.WithLabelValues(string(o)).Inc()
 	}
+	if o == wire.CardRefused {
+		m.unread(documentCard, why)
+	}
+}
+
+// The documents of the host that are edited.
+const (
+	documentCard      = "card"
+	documentDiscovery = "discovery"
+	documentEvents    = "events" // or one event of a stream
+	documentRun       = "run"    // the answer to who has created one
+)
+
+// unread counts a document that passes as it is, for a fault in its form.
+func (m *metrics) unread(document string, why wire.Refusal) {
+	m.unreads.WithLabelValues(document, string(why)).Inc()
 }
 
 // stamped counts a message that context was written into.

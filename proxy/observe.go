@@ -51,7 +51,8 @@ func (x *exchange) observe(resp *http.Response) {
 
 // curious reports whether an answer can tell of a run, its id or its end.
 func (x *exchange) curious() bool {
-	return x.msg.Protocol != wire.None || x.dir == ingress && x.head.openwop != openwop.None
+	own := x.dir == ingress && x.head.openwop != openwop.None && x.head.openwop != openwop.Bundle
+	return x.msg.Protocol != wire.None || own
 }
 
 // documentTries bounds the attempts at a document of unknown length: each chunk

@@ -101,6 +101,14 @@ func (p *Proxy) recall(ctx context.Context, run *attribution.Run) {
 	}
 }
 
+// pathRun is the run that the path of a request to the host's own API names.
+func (x *exchange) pathRun() (ancestry.RunID, error) {
+	if x.head.v1 {
+		return ancestry.ParseSegmentV1(x.head.segment)
+	}
+	return ancestry.ParseSegmentV2(x.head.segment)
+}
+
 // knownID reports whether a run of that id has been recorded.
 func (p *Proxy) knownID(id ancestry.RunID) bool {
 	return p.runs.Known(id) != nil || p.storedRun(context.Background(), id) != nil
@@ -153,6 +161,9 @@ func (x *exchange) startRun(r *http.Request) {
 		Run: x.run.First, Chain: x.chain, Evidence: evidence, Reason: x.reason,
 		Trace: x.run.Trace, Span: x.run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
 		Operation: x.run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
+	}
+	if x.reason == reasonFork {
+		x.link.Source, _ = x.pathRun()
 	}
 	x.record(x.link)
 	x.bindContext()

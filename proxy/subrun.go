@@ -116,6 +116,8 @@ func (p *Proxy) linkSubRun(ctx context.Context, s subRun) subRunOutcome {
 	switch {
 	case errors.Is(err, ancestry.ErrNotFound):
 		return subRunOrphan // it may be a fork that was made before the proxy was there
+	case err == nil && s.parent != parent.Run && s.parent != parent.Alias && !attribution.Opaque(string(parent.ID())):
+		return subRunOrphan // or of another tenant, with the same id by chance
 	case err != nil:
 		return subRunUnsure
 	case parent.Reason == reasonFork:
@@ -195,21 +197,15 @@ func (p *Proxy) sameRun(a, b ancestry.RunID) bool {
 	return err == nil && (l.Run == a || l.Alias == a)
 }
 
-// lookup returns the link of a run of this host by a name that its log has for
-// it. Where that has a tenant which the run was not known to have, nobody else may
-// have such an id by chance.
+// lookup returns the link of a run of this host by a name that the host has for
+// it. Read under v2, a run that was created under v1 has a tenant before its id,
+// and somebody else's may be the same without one.
 func (p *Proxy) lookup(ctx context.Context, id ancestry.RunID) (ancestry.Link, error) {
 	l, err := p.o.Recorder.Lookup(ctx, id)
-	if untenanted, ok := withoutTenant(id); ok && errors.Is(err, ancestry.ErrNotFound) && attribution.Opaque(string(untenanted)) {
-		return p.o.Recorder.Lookup(ctx, untenanted)
+	if _, untenanted, bound := strings.Cut(string(id), "/"); bound && untenanted != "" && errors.Is(err, ancestry.ErrNotFound) {
+		return p.o.Recorder.Lookup(ctx, ancestry.RunID(untenanted))
 	}
 	return l, err
-}
-
-// withoutTenant returns what an id of v2 is under v1, if the run was created there.
-func withoutTenant(id ancestry.RunID) (ancestry.RunID, bool) {
-	_, opaque, bound := strings.Cut(string(id), "/")
-	return ancestry.RunID(opaque), bound && opaque != ""
 }
 
 // tenantOf is what stands before the slash in an id of v2.

@@ -154,5 +154,5 @@ func TestCausingEvent(t *testing.T) {
 	}
 	wantRenderings(t, callee, toolHost, "tool-run-0", "agent.example.com")
 	wantRenderings(t, callee, toolHost, "tool-run-1", "")
-	callee.wantSeries(t, annotated("annotated"), 30)
+	callee.wantSeries(t, annotated("annotated"), 39)
 }

@@ -34,6 +34,7 @@ type watchedRun struct {
 	held     bool  // as of then: the latest decision may not be carried out yet
 	calls    toolCalls
 	nodes    nodes
+	collides bool // an event of it has the id of the one elsewhere that is said to have caused it
 	found    []audit.Finding
 	reported map[string]bool // rule and event of what was found
 }
@@ -91,10 +92,9 @@ func (w *watcher) check(events []audit.Event, model audit.Model, streamed bool, 
 
 // refused takes the host's refusal of a fork.
 func (w *watcher) refused(x *exchange, answer []byte) {
-	id, err := ancestry.ParseSegmentV2(x.head.segment)
+	id, err := x.pathRun()
 	major := 2
 	if x.head.v1 {
-		id, err = ancestry.ParseSegmentV1(x.head.segment)
 		major = 1
 	}
 	var asked struct {
@@ -179,6 +179,21 @@ func (p *Proxy) Findings(ids ...ancestry.RunID) (found []audit.Finding, watched 
 		}
 	}
 	return found, watched
+}
+
+// collided notes that a run has an event of the same id as its cause elsewhere.
+func (w *watcher) collided(id ancestry.RunID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.runLocked(string(id)).collides = true
+}
+
+// collides reports whether a run is known to have such an event.
+func (w *watcher) collides(id ancestry.RunID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	run := w.runs[string(id)]
+	return run != nil && run.collides
 }
 
 // held reports whether the latest decision of a run, under any of its ids, may

@@ -171,6 +171,11 @@ func (c contract) comesBack() {
 	c.record(root)
 	c.want(full, "run-1")
 	c.want(root, "run-2")
+	fork := ancestry.Link{Run: "run-3", Reason: "fork", Source: "acme/host-given-0001", Time: base()}
+	c.record(fork)
+	c.record(ancestry.Link{Run: "run-3", Alias: "acme/host-given-0003", Time: base()})
+	fork.Alias = "acme/host-given-0003"
+	c.want(fork, "run-3", fork.Alias)
 }
 
 func (c contract) milliseconds() {

@@ -33,6 +33,7 @@ const (
 	tagMore       = 9  // empty
 	tagDepth      = 10 // uvarint
 	tagAncestor   = 11 // fields; nearest first
+	tagSource     = 12
 )
 
 // Tags within an ancestor.
@@ -63,6 +64,7 @@ func appendLink(b []byte, l ancestry.Link) []byte {
 	b = appendField(b, tagAlias, string(l.Alias))
 	b = appendField(b, tagEvidence, string(l.Evidence))
 	b = appendField(b, tagReason, l.Reason)
+	b = appendField(b, tagSource, string(l.Source))
 	if !l.Trace.IsZero() {
 		b = appendField(b, tagTrace, string(l.Trace[:]))
 	}
@@ -125,6 +127,8 @@ func decodeField(l *ancestry.Link, tag byte, v []byte) error {
 		l.Evidence = ancestry.Evidence(v)
 	case tagReason:
 		l.Reason = string(v)
+	case tagSource:
+		l.Source = ancestry.RunID(v)
 	case tagTrace:
 		return fixed(l.Trace[:], v)
 	case tagSpan:

@@ -20,6 +20,7 @@ const (
 	Read      // GET …/runs/{id}
 	Events    // GET …/runs/{id}/events, as a stream or a list
 	Poll      // GET …/runs/{id}/events/poll
+	Bundle    // GET …/runs/{id}/debug-bundle, in v1
 )
 
 // Classify recognises an operation by its method and escaped path, below any
@@ -57,6 +58,8 @@ func Classify(method, escapedPath string) (op Op, segment string) {
 		return Events, segment
 	case "events/poll":
 		return Poll, segment
+	case "debug-bundle":
+		return Bundle, segment
 	}
 	return None, ""
 }

@@ -21,6 +21,7 @@ func TestClassify(t *testing.T) {
 		{"GET", "/runs/acme%2F0123456789abcdef", Read, "acme%2F0123456789abcdef"},
 		{"GET", "/v1/runs/r1/events", Events, "r1"},
 		{"GET", "/v1/runs/r1/events/poll", Poll, "r1"},
+		{"GET", "/v1/runs/r1/debug-bundle", Bundle, "r1"},
 		{"GET", "/v1/runs/r1/ancestry", None, ""},
 		{"DELETE", "/v1/runs/r1", None, ""},
 		{"POST", "/chat", None, ""},

@@ -22,7 +22,7 @@ const (
 	CausationCollision CausationOutcome = "collision" // the run has an event of the same id: nothing is known for certain
 	CausationAmbiguous CausationOutcome = "ambiguous" // a key that matters occurs twice, or in another case
 	CausationTooLarge  CausationOutcome = "too-large" // the event is longer than the limit
-	CausationUnread    CausationOutcome = "unread"    // a document that is no JSON, or too long
+	CausationUnread    CausationOutcome = "unread"    // a document that can't be read, or is in a form that is not known
 )
 
 var causationOutcomes = []CausationOutcome{
@@ -55,6 +55,8 @@ const (
 	atEventCause
 	atPayload
 	atCauseHost
+	atSpecVersion
+	atData
 	atEvents
 	eventSlots
 )
@@ -64,6 +66,8 @@ var eventEdges = []edge{
 	on("type", atEventType, guardOpenWOP),
 	on("causationId", atEventCause, guardOpenWOP),
 	on("payload", atPayload, guardOpenWOP, on("causationHostId", atCauseHost, guardOpenWOP)),
+	on("specversion", atSpecVersion, guardOpenWOP),
+	on("data", atData, guardOpenWOP),
 }
 
 // eventTree is what to watch in an event, and eventsTree in a document that is
@@ -74,19 +78,27 @@ var (
 )
 
 // Annotate returns body with payload.causationHostId in each event that c has
-// caused: body is one event, a list of them, or the answer to a poll. Nothing
-// else changes, and if nothing does, body itself is returned. note is given the
-// outcome of every event that has one. What Annotate adds has no line break.
-func (c Causation) Annotate(body []byte, note func(CausationOutcome)) []byte {
+// caused: body is one event, a list of them, or an object that has such a list, as
+// the answer to a poll. Nothing else changes, and if nothing does, body itself is
+// returned. note is given the outcome of every event that has one, and if it is
+// left as it is for a fault in its form, which. What Annotate adds has no line
+// break.
+//
+// A CloudEvent is a frame around the event in its data.
+func (c Causation) Annotate(body []byte, note func(CausationOutcome, Refusal)) []byte {
+	if len(body) > maxBody {
+		note(CausationUnread, RefusedTooLarge)
+		return body
+	}
 	d := doc{body: body}
-	if len(body) > maxBody || d.scan(eventsTree) != "" {
-		note(CausationUnread)
+	if why := d.scan(eventsTree); why != "" {
+		note(CausationUnread, why)
 		return body
 	}
 	a := annotation{c: c}
-	switch {
-	case d.ambiguous(guardOpenWOP) != "":
-		note(CausationAmbiguous)
+	switch why := d.ambiguous(guardOpenWOP); {
+	case why != "" && !d.has(atSpecVersion): // whose attributes are in lower case
+		note(CausationAmbiguous, why)
 		return body
 	case d.first(atEvent) == '[':
 		a.list(body, int(d.at[atEvent].from))
@@ -95,12 +107,12 @@ func (c Causation) Annotate(body []byte, note func(CausationOutcome)) []byte {
 	case d.first(atEvent) == '{':
 		a.event(&d)
 	}
-	if slices.Contains(a.outcomes, CausationCollision) {
-		note(CausationCollision)
+	if slices.Contains(a.noted, noted{CausationCollision, ""}) {
+		note(CausationCollision, "")
 		return body
 	}
-	for _, o := range a.outcomes {
-		note(o)
+	for _, n := range a.noted {
+		note(n.outcome, n.why)
 	}
 	if len(a.patches) == 0 {
 		return body
@@ -110,9 +122,14 @@ func (c Causation) Annotate(body []byte, note func(CausationOutcome)) []byte {
 
 // annotation collects the patches of one document.
 type annotation struct {
-	c        Causation
-	outcomes []CausationOutcome
-	patches  []patch
+	c       Causation
+	noted   []noted
+	patches []patch
+}
+
+type noted struct {
+	outcome CausationOutcome
+	why     Refusal
 }
 
 // list takes each element of the array at from, which is known to be one.
@@ -133,11 +150,15 @@ func (a *annotation) list(body []byte, from int) {
 const longestEscaped = 6 * 128
 
 func (a *annotation) event(d *doc) {
-	outcome := a.judge(d)
+	if d.has(atSpecVersion) {
+		a.cloudEvent(d)
+		return
+	}
+	outcome, why := a.judge(d)
 	if outcome == "" {
 		return
 	}
-	a.outcomes = append(a.outcomes, outcome)
+	a.noted = append(a.noted, noted{outcome, why})
 	if outcome != CausationAnnotated {
 		return
 	}
@@ -149,20 +170,35 @@ func (a *annotation) event(d *doc) {
 	a.patches = append(a.patches, patch{int(at.from) + 1, int(at.from) + 1, text})
 }
 
-// judge says what is to become of an event.
-func (a *annotation) judge(d *doc) CausationOutcome {
-	switch {
-	case d.ambiguous(guardOpenWOP) != "":
-		return CausationAmbiguous
+// cloudEvent takes the event inside of a CloudEvent. In one that has spread the
+// event over its own attributes, nothing says where its members are.
+func (a *annotation) cloudEvent(d *doc) {
+	inner := doc{body: d.body}
+	if d.first(atData) == '{' {
+		inner.value(int(d.at[atData].from), 1, eventTree)
+	}
+	if !inner.has(atEventID) || inner.has(atSpecVersion) {
+		a.noted = append(a.noted, noted{CausationUnread, RefusedUnrecognised})
+		return
+	}
+	a.event(&inner)
+}
+
+// judge says what is to become of an event, and which fault in its form speaks
+// against an edit.
+func (a *annotation) judge(d *doc) (CausationOutcome, Refusal) {
+	switch why := d.ambiguous(guardOpenWOP); {
+	case why != "":
+		return CausationAmbiguous, why
 	case d.text(atEventID, longestEscaped) == a.c.Event:
-		return CausationCollision
+		return CausationCollision, ""
 	case d.text(atEventCause, longestEscaped) != a.c.Event,
 		!causedTypes[d.text(atEventType, longestEscaped)], d.first(atPayload) != '{':
-		return ""
+		return "", ""
 	case d.has(atCauseHost):
-		return CausationOwn
+		return CausationOwn, ""
 	case int(d.at[atEvent].to-d.at[atEvent].from) > a.c.Limit:
-		return CausationTooLarge
+		return CausationTooLarge, RefusedTooLarge
 	}
-	return CausationAnnotated
+	return CausationAnnotated, ""
 }

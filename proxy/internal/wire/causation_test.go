@@ -31,7 +31,9 @@ func TestGoldenCausation(t *testing.T) {
 			}
 			in := section(ar, "in")
 			var outcomes strings.Builder
-			out := elsewhere.Annotate(in, func(o CausationOutcome) { outcomes.WriteString(string(o) + "\n") })
+			out := elsewhere.Annotate(in, func(o CausationOutcome, why Refusal) {
+				outcomes.WriteString(strings.TrimSpace(string(o)+" "+string(why)) + "\n")
+			})
 			got := map[string]string{"out": string(out), "outcomes": outcomes.String()}
 			for _, name := range []string{"outcomes", "out"} {
 				if *update {
@@ -58,7 +60,11 @@ func checkCausation(t *testing.T, in []byte) {
 	t.Helper()
 	before := bytes.Clone(in)
 	count := map[CausationOutcome]int{}
-	out := elsewhere.Annotate(in, func(o CausationOutcome) { count[o]++ })
+	out := elsewhere.Annotate(in, func(o CausationOutcome, why Refusal) {
+		if count[o]++; why != "" && !slices.Contains(DocumentRefusals(), why) {
+			t.Errorf("Annotate(%q) refuses by %q", in, why)
+		}
+	})
 	if !bytes.Equal(in, before) {
 		t.Fatal("Annotate changed its input")
 	}
@@ -90,7 +96,7 @@ func checkCausation(t *testing.T, in []byte) {
 	if diff := cmp.Diff(was, is); diff != "" {
 		t.Fatalf("Annotate(%q) changes other members:\n%s", in, diff)
 	}
-	again := elsewhere.Annotate(out, func(o CausationOutcome) {
+	again := elsewhere.Annotate(out, func(o CausationOutcome, _ Refusal) {
 		if o == CausationAnnotated {
 			t.Errorf("the second time: annotated")
 		}
@@ -146,6 +152,9 @@ func tookAway(v any) (n int) {
 	}
 	for _, e := range events {
 		event, _ := e.(map[string]any)
+		if event["specversion"] != nil {
+			event, _ = event["data"].(map[string]any)
+		}
 		payload, _ := event["payload"].(map[string]any)
 		if event["causationId"] == elsewhere.Event && payload["causationHostId"] == elsewhere.Host {
 			delete(payload, "causationHostId")

@@ -34,6 +34,24 @@ const (
 	RefusedNoTransform Refusal = "no-transform" // Cache-Control of the request
 )
 
+// What callers find in answers that have documents to edit.
+const (
+	RefusedTrailers  Refusal = "trailers"   // what they say of the body is not known before its end
+	RefusedSlow      Refusal = "slow"       // its end did not come in time
+	RefusedCutOff    Refusal = "cut-off"    // its end did not come
+	RefusedNoAddress Refusal = "no-address" // the caller did not say where it has reached us
+)
+
+// documentRefusals are what can speak against an edit of a document.
+var documentRefusals = []Refusal{
+	RefusedNotJSON, RefusedTooDeep, RefusedTooLarge, RefusedDuplicateKey, RefusedCaseVariant, RefusedUnrecognised,
+	RefusedFraming, RefusedCompressed, RefusedNotProtobuf,
+	RefusedEncoded, RefusedDigest, RefusedSigned, RefusedNoTransform, RefusedTrailers, RefusedSlow, RefusedCutOff, RefusedNoAddress,
+}
+
+// DocumentRefusals returns every Refusal that there is for documents of a host.
+func DocumentRefusals() []Refusal { return slices.Clone(documentRefusals) }
+
 var refusals = []Refusal{
 	RefusedNotJSON, RefusedTooDeep, RefusedTooLarge, RefusedBatch, RefusedDuplicateKey, RefusedCaseVariant,
 	RefusedNotAMessage, RefusedUnrecognised, RefusedParamsNotObject, RefusedMetaNotObject, RefusedMessageNotObject,
@@ -41,5 +59,6 @@ var refusals = []Refusal{
 	RefusedEncoded, RefusedDigest, RefusedSigned, RefusedDPoP, RefusedNoTransform,
 }
 
-// Refusals returns every Refusal there is, without the empty one.
+// Refusals returns every Refusal that there is for messages, without the empty
+// one.
 func Refusals() []Refusal { return slices.Clone(refusals) }
