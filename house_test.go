@@ -50,7 +50,7 @@ var rooms = map[string][]string{
 	"proxy/internal/wire":        {},
 	"deploy/compose":             {},
 	"test/accuracy":              {"test/internal/program"},
-	"test/bench":                 {"test/internal/program", "github.com/elazarl/goproxy"},
+	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "github.com/elazarl/goproxy"},
 	"test/e2e":                   {},
 	"test/internal/program":      {},
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
-// TestMain is also the proxies that the tests start.
+// TestMain is also the proxies, and the writers to a store, that the tests start.
 func TestMain(m *testing.M) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if len(os.Args) > 2 && os.Args[1] == "peer" {
+	if len(os.Args) > 2 && (os.Args[1] == "peer" || os.Args[1] == storeWriter) {
 		os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())

@@ -5,6 +5,7 @@
 //	go run ./test/bench -quick   one number of connections, within a minute
 //	go run ./test/bench -quick -only ingress,reverseproxy -case mcp1k
 //	go run ./test/bench -guard   the Go benchmarks, beside what is recorded
+//	go run ./test/bench -store   of the store instead, with 10 million links; 25 GB of disk
 //
 // It builds wopproxy and starts it, with all that it does: a store on disk,
 // metrics, spans for a collector. Beside it stand nginx, haproxy, squid and
@@ -57,12 +58,16 @@ type options struct {
 	program     string        // a wopproxy; empty: one is built
 	guard       bool          // the Go benchmarks instead
 	record      bool
+	store       *storeBench // instead of all of these but program; nil: no
 }
 
 // run is main without the process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 1 && args[0] == "peer" {
 		return status(runPeer(ctx, args[1:], stdout, stderr), stderr)
+	}
+	if len(args) == 4 && args[0] == storeWriter {
+		return status(writeUntilKilled(ctx, args[1], args[2], args[3], stdout), stderr)
 	}
 	o, err := parse(args, stderr)
 	switch {
@@ -71,6 +76,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = guard(ctx, stdout, stderr)
 	case o.record:
 		err = record(ctx, stderr)
+	case o.store != nil:
+		err = o.store.run(ctx, o, stdout, stderr)
 	default:
 		err = bench(ctx, o, stdout, stderr)
 	}
@@ -99,6 +106,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	conns := f.String("connections", "", "these `numbers` of connections, with commas (default 1,64,512)")
 	f.IntVar(&o.rounds, "rounds", 0, "`number` of rounds (default 5; 3 if quick)")
 	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
+	store := f.Bool("store", false, "measure the store instead; -quick takes a hundredth of the links")
+	stored := f.Int("links", 10_000_000, "with -store: `number` of links in the largest store")
 	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
 	f.BoolVar(&o.guard, "guard", false, "instead: run the Go benchmarks, and fail if one allocates more than is recorded")
 	f.BoolVar(&o.record, "record", false, "instead: record what they find")
@@ -129,6 +138,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if o.rounds < 0 || o.window < 0 {
 		err = errors.Join(err, errors.New("-rounds and -window: want more than nothing"))
+	}
+	if *stored < 1000 {
+		err = errors.Join(err, errors.New("-links: want at least 1000"))
+	}
+	if *store {
+		o.store = newStoreBench(*stored, *quick)
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)
