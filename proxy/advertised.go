@@ -207,5 +207,5 @@ func (p *Proxy) askHost(ctx context.Context, u *url.URL, v1 bool, header http.He
 	if v1 {
 		r.Header["Openwop-Version"] = []string{"1"}
 	}
-	return p.inbound.RoundTrip(r)
+	return p.inbound.http1.RoundTrip(r)
 }

@@ -605,8 +605,8 @@ func TestAnnotator(t *testing.T) {
 		})
 	}
 	// What breaks off is handed on with the error that the source had.
-	got, err := io.ReadAll(streamOf(t, io.MultiReader(strings.NewReader("data: "+event), iotest.ErrReader(errAborted)), 2000))
-	if string(got) != "data: "+event || !errors.Is(err, errAborted) {
+	got, err := io.ReadAll(streamOf(t, io.MultiReader(strings.NewReader("data: "+event), iotest.ErrReader(io.ErrUnexpectedEOF)), 2000))
+	if string(got) != "data: "+event || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("broken off: %q, %v", got, err)
 	}
 }

@@ -155,6 +155,3 @@ func (p *pending) next(b []byte) int {
 
 // Close closes the source, which also ends a read that is under way.
 func (p *pending) Close() error { return p.src.Close() }
-
-// errAborted marks an upstream that broke off in the middle of its answer.
-var errAborted = errors.New("upstream ended its answer early")

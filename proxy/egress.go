@@ -17,21 +17,14 @@ import (
 )
 
 // Egress returns the forward proxy that the host calls out through: requests in
-// absolute form, CONNECT, and base paths. This file is all that knows goproxy.
+// absolute form, CONNECT, and base paths. This file is all that knows goproxy,
+// which takes the connections of CONNECT over.
 func (p *Proxy) Egress() http.Handler {
 	g := goproxy.NewProxyHttpServer()
 	// By default both take an upstream proxy from the environment. In a pod
 	// whose HTTP_PROXY is this process, that would be us.
 	g.Tr, g.ConnectDial = p.outbound.http1, nil
-	g.KeepAcceptEncoding = true // whether to compress is between the peers
 	g.Logger = silent{}
-	roundTrip := goproxy.RoundTripperFunc(func(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
-		return p.roundTrip(r), nil
-	})
-	g.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
-		ctx.RoundTripper = roundTrip // which runs after goproxy's own edits of the headers
-		return r, nil
-	})
 	e := &egressHandler{p: p, proxy: g}
 	g.OnRequest().HandleConnectFunc(func(_ string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
 		return &goproxy.ConnectAction{Action: goproxy.ConnectHijack, Hijack: e.connected}, ctx.Req.URL.Host
@@ -70,70 +63,37 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
 		x.clues.Credential = t.run
 	}
-	removeHopByHop(r.Header)
-	if x.body == nil {
-		_ = http.NewResponseController(w).EnableFullDuplex() // as on ingress
+	x.duplex(w)
+	out := x.outgoing(r)
+	x.guard(func() { x.leave(out); x.handOff(out) })
+	if f := x.withheld(); f != nil {
+		f.write(w)
+		return
 	}
-	// goproxy ignores an error in the middle of an answer, and would end the
-	// client's stream as if all of it had come.
-	defer func() {
-		if x.broken != nil {
-			panic(http.ErrAbortHandler)
-		}
-	}()
-	fw := &flushingWriter{ResponseWriter: w, x: x}
-	e.proxy.ServeHTTP(fw, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
-	if fw.taken != nil {
-		_ = fw.taken.Close() // goproxy leaves it open when the other side has closed
+	x.prepare(out)
+	x.handedOff(ancestry.HandoffDispatching)
+	if resp := x.forward(w, out, e.way(r)); resp != nil {
+		x.fromPeer(out, resp)
+		x.pass(w, out, resp)
 	}
 }
 
-// roundTrip sends one request of the host out. It returns no error: what fails
-// is answered, or goproxy would send the error's text to the host.
-func (p *Proxy) roundTrip(r *http.Request) *http.Response {
-	x := exchangeOf(r)
-	x.guard(func() { x.leave(r); x.handOff(r) })
-	if f := x.withheld(); f != nil {
-		return f.response(r)
-	}
-	x.prepare(r)
-	x.handedOff(ancestry.HandoffDispatching)
-	var rt http.RoundTripper = p.outbound
+// way is the way to the destination of r.
+func (e *egressHandler) way(r *http.Request) sender {
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
-		rt = t.rt
+		return t.rt
 	}
-	r.Close = false // the host closes its connection to us, not ours to the peer
-	if r.Header["User-Agent"] == nil {
-		r.Header["User-Agent"] = []string{""} // or the transport would sign for us
-	}
-	resp, err := rt.RoundTrip(r)
-	if err != nil {
-		return x.failure(r, err).response(r)
-	}
-	removeHopByHopOfAnswer(resp)
-	x.open = resp.ContentLength < 0 && r.Method != http.MethodHead && resp.StatusCode != http.StatusSwitchingProtocols
+	return e.p.outbound
+}
+
+// fromPeer looks at the answer to a call of the host.
+func (x *exchange) fromPeer(r *http.Request, resp *http.Response) {
 	x.guard(func() { x.noteChild(r, resp.Header); x.noteSession(resp.Header) })
 	x.commit = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
 	if resp.StatusCode < http.StatusMultipleChoices {
 		x.handedOff(ancestry.HandoffRunning)
 	}
-	if _, observed := resp.Body.(*observer); !observed && resp.StatusCode != http.StatusSwitchingProtocols {
-		resp.Body = &watched{resp.Body, x}
-	}
-	return resp
-}
-
-// watched notes how an answer ends.
-type watched struct {
-	io.ReadCloser
-	x *exchange
-}
-
-func (b *watched) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.x.noteEnd(err, err == io.EOF)
-	return n, err
 }
 
 // basePath recognises http://egress/_run/<runId>/<absolute-url>. The URL keeps
@@ -217,7 +177,7 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// goproxy takes the connection over and calls connected.
-	e.proxy.ServeHTTP(&flushingWriter{ResponseWriter: w}, r.WithContext(context.WithValue(r.Context(), tunnelKey{}, &inTunnel{tunnel: t})))
+	e.proxy.ServeHTTP(hijackWriter{w}, r.WithContext(context.WithValue(r.Context(), tunnelKey{}, &inTunnel{tunnel: t})))
 }
 
 // connectTarget is what CONNECT asks for, host:port if it asks rightly. Node, told

@@ -7,8 +7,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,6 +35,13 @@ type exchange struct {
 	policy *policy
 	dir    direction
 	began  time.Time
+
+	out  http.Request // the request as the next hop gets it
+	url  url.URL      // of out
+	lent lentBody     // of out, if the transport reads it from the client
+
+	informing sync.Mutex
+	informs   http.ResponseWriter // takes informational answers; nil: none any more
 
 	pipe    bool // a line of a stdio server or its client, not a request of HTTP
 	head    head
@@ -88,7 +97,6 @@ type exchange struct {
 	told        *wire.Answer          // ingress: what the post tells
 
 	outcome   outcome
-	open      bool       // egress: the answer has a body of unknown length
 	status    int        // of the answer
 	checked   *audit.Run // ingress: the events that the answer streams, while they are checked
 	replay    bool       // the host says that it has repeated an earlier answer
@@ -109,14 +117,6 @@ const (
 	outcomeClient   outcome = "client-gone"
 	outcomeRefused  outcome = "refused" // by us, as configured
 )
-
-// exchangeKey is the context key of *exchange.
-type exchangeKey struct{}
-
-func exchangeOf(r *http.Request) *exchange {
-	x, _ := r.Context().Value(exchangeKey{}).(*exchange)
-	return x
-}
 
 // begin reads as much of r as is ours to read.
 func (p *Proxy) begin(dir direction, r *http.Request) *exchange {

@@ -1,11 +1,9 @@
 package proxy
 
 import (
-	"bytes"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -83,14 +81,6 @@ func (f *failure) write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), f.header())
 	w.WriteHeader(f.status)
 	_, _ = w.Write(f.body) // the client has gone; nobody is left to tell
-}
-
-// response is the answer to r, where one is returned and not written.
-func (f *failure) response(r *http.Request) *http.Response {
-	return &http.Response{
-		StatusCode: f.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: f.header(),
-		Body: io.NopCloser(bytes.NewReader(f.body)), ContentLength: int64(len(f.body)), Request: r,
-	}
 }
 
 func sinceSeconds(t time.Time) float64 { return time.Since(t).Seconds() }

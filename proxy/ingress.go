@@ -1,10 +1,8 @@
 package proxy
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptrace"
-	"net/http/httputil"
 	"net/url"
 	"strings"
 
@@ -14,17 +12,6 @@ import (
 
 // Ingress returns the reverse proxy in front of the host.
 func (p *Proxy) Ingress() http.Handler {
-	rp := &httputil.ReverseProxy{
-		Transport: hostTransport{p},
-		// FlushInterval stays 0: streams and bodies of unknown length are
-		// flushed as they come anyway, and with -1 the flush races with the end
-		// of gRPC answers that have no body.
-		Rewrite:        p.toHost,
-		ModifyResponse: fromHost,
-		ErrorHandler:   hostFailed,
-		BufferPool:     &copyBuffers,
-		ErrorLog:       discardLog,
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := p.begin(ingress, r)
 		defer x.end(r)
@@ -34,59 +21,51 @@ func (p *Proxy) Ingress() http.Handler {
 			f.write(w)
 			return
 		}
-		if x.body == nil {
-			// Go's server closes the body when the response starts, while the
-			// transport may still be reading it (golang/go#40747).
-			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
+		x.duplex(w)
+		out := x.toHost(r)
+		if resp := x.forward(w, out, x.host()); resp != nil {
+			x.fromHost(resp)
+			x.pass(w, out, resp)
 		}
-		if r.Header["Upgrade"] != nil {
-			w = &flushingWriter{ResponseWriter: w} // for its Hijack
-		}
-		x.broken = errAborted // then ReverseProxy panics
-		rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
-		x.broken = nil
 	})
 }
 
-// toHost prepares the request for the host. It runs after the hop-by-hop
-// headers are gone, so that a caller can't name ours in Connection and have
-// them removed.
-func (p *Proxy) toHost(r *httputil.ProxyRequest) {
-	x := exchangeOf(r.In)
-	upstream := p.o.Upstream
-	if p.o.GRPCUpstream != nil && isGRPC(r.In) {
-		upstream = p.o.GRPCUpstream
-	}
-	r.Out.URL.Scheme, r.Out.URL.Host = upstream.Scheme, upstream.Host
-	prefixPath(r.Out.URL, upstream)
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops what it can't parse
-	r.Out.Trailer = r.In.Trailer           // a copy would miss what comes behind the body
-	if !x.policy.RewriteHost {
-		r.Out.Host = r.In.Host
-	} else {
-		r.Out.Host = ""
-	}
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if v := r.In.Header[name]; v != nil {
-			r.Out.Header[name] = v
-		}
-	}
-	x.guard(func() { x.arrive(r.Out) })
-	x.guard(func() { x.askForCard(r.In, r.Out); x.askForDiscovery(r.In, r.Out); x.askForCauses(r.In, r.Out) })
-	x.prepare(r.Out)
-	if x.starts && x.run != nil && x.policy.ProcessPerRun {
-		r.Out = x.alone(r.Out)
+// duplex lets the answer begin while the body of the request is still read: Go's
+// server would close the body then (golang/go#40747).
+func (x *exchange) duplex(w http.ResponseWriter) {
+	if x.body == nil {
+		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
 	}
 }
 
-// hostTransport sends requests to the host.
-type hostTransport struct{ p *Proxy }
-
-func (t hostTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if x := exchangeOf(r); x != nil && x.unshared {
-		return t.p.single.RoundTrip(r)
+// toHost returns what the host gets of r. Our own headers come in when those that
+// the caller names in Connection are gone: it can't have ours removed.
+func (x *exchange) toHost(r *http.Request) *http.Request {
+	out := x.outgoing(r)
+	upstream := x.p.o.Upstream
+	if x.p.o.GRPCUpstream != nil && isGRPC(r) {
+		upstream = x.p.o.GRPCUpstream
 	}
-	return t.p.inbound.RoundTrip(r)
+	out.URL.Scheme, out.URL.Host = upstream.Scheme, upstream.Host
+	prefixPath(out.URL, upstream)
+	if x.policy.RewriteHost {
+		out.Host = ""
+	}
+	x.guard(func() { x.arrive(out) })
+	x.guard(func() { x.askForCard(r, out); x.askForDiscovery(r, out); x.askForCauses(r, out) })
+	x.prepare(out)
+	if x.starts && x.run != nil && x.policy.ProcessPerRun {
+		out = x.alone(out)
+	}
+	return out
+}
+
+// host is the way to the host.
+func (x *exchange) host() sender {
+	if x.unshared {
+		return sendBy{x.p.single}
+	}
+	return x.p.inbound
 }
 
 // alone gives a request of a run a connection of its own, so that the process
@@ -131,8 +110,7 @@ func prefixPath(u, base *url.URL) {
 
 // fromHost looks at the host's answer and holds it back until the link of its
 // run is durable, or has had its time.
-func fromHost(resp *http.Response) error {
-	x := exchangeOf(resp.Request)
+func (x *exchange) fromHost(resp *http.Response) {
 	x.replay = strings.EqualFold(resp.Header.Get("OpenWOP-Idempotent-Replay"), "true")
 	if x.run != nil && x.wants && !x.replay {
 		resp.Header[x.policy.RunIDHeader] = []string{ancestry.FormatRunID(x.run.ID(), x.p.o.HostID)}
@@ -145,14 +123,6 @@ func fromHost(resp *http.Response) error {
 	}
 	x.observe(resp)
 	x.awaitCommit(resp.Request.Context())
-	return nil
-}
-
-// hostFailed answers for a host that could not be reached.
-func hostFailed(w http.ResponseWriter, r *http.Request, err error) {
-	x := exchangeOf(r)
-	f := x.failure(r, err)
-	f.write(w)
 }
 
 // CheckOrigin returns a handler that refuses what the host would refuse if it

@@ -93,10 +93,11 @@ func (x *exchange) learnStatus(h http.Header) {
 // end settles what is left when the response has been sent, or cannot be.
 func (x *exchange) end(r *http.Request) {
 	x.idle(r)
+	_ = x.lent.Close()
 	if x.served != nil {
 		x.served()
 	}
-	switch gone := r.Context().Err() != nil; {
+	switch gone := r.Context().Err() != nil || x.undelivered; {
 	case x.outcome != outcomeAnswered || x.answered:
 	case gone:
 		x.outcome = outcomeClient

@@ -34,17 +34,8 @@ func (o *observer) Read(b []byte) (int, error) {
 	if !o.done && (n > 0 || err != nil) {
 		o.x.guard(func() { o.see(b[:n], err == io.EOF) })
 	}
-	o.x.noteEnd(err, err == io.EOF)
 	o.x.awaitCommit(o.ctx)
 	return n, err
-}
-
-// noteEnd notes how the reading of the answer has ended, if it has.
-func (x *exchange) noteEnd(err error, whole bool) {
-	x.whole = x.whole || whole
-	if err != nil && !whole {
-		x.broken = err
-	}
 }
 
 func (o *observer) see(chunk []byte, last bool) {

@@ -53,13 +53,13 @@ func newTransports(dial dialFunc) *transports {
 	return t
 }
 
-// RoundTrip uses HTTP/2 without TLS for gRPC alone: nothing else needs it, and
-// a server that does not speak it can't be told from one that does.
-func (t *transports) RoundTrip(r *http.Request) (*http.Response, error) {
+// send uses HTTP/2 without TLS for gRPC alone: nothing else needs it, and a server
+// that does not speak it can't be told from one that does.
+func (t *transports) send(r *http.Request, x *exchange) (*http.Response, error) {
 	if r.URL.Scheme == "http" && isGRPC(r) {
-		return t.h2c.RoundTrip(r)
+		return sendBy{t.h2c}.send(r, x)
 	}
-	return t.http1.RoundTrip(r)
+	return sendBy{t.http1}.send(r, x)
 }
 
 // trust sets whom certificates must lead to; nil means the system's roots.

@@ -207,7 +207,7 @@ func (t *tunnel) pipe(client *bufio.Reader, early []byte) {
 }
 
 // closeWrite ends one direction of c, or all of it where that is not possible.
-func closeWrite(c net.Conn) {
+func closeWrite(c io.Closer) {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 		return
@@ -225,7 +225,7 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 		ReadHeaderTimeout: time.Minute,
 		MaxHeaderBytes:    t.maxHeader,
 		BaseContext: func(net.Listener) context.Context {
-			return context.WithValue(context.Background(), tunnelKey{}, &inTunnel{t, tr})
+			return context.WithValue(context.Background(), tunnelKey{}, &inTunnel{t, sendBy{tr}})
 		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r.URL.Scheme, r.URL.Host = scheme, host
@@ -269,7 +269,7 @@ type tunnelKey struct{}
 // inTunnel is what a request found in a tunnel takes from it.
 type inTunnel struct {
 	*tunnel
-	rt http.RoundTripper
+	rt sender
 }
 
 // transport returns a Transport for what was found in the clear.

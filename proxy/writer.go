@@ -3,7 +3,6 @@ package proxy
 import (
 	"bufio"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"net/textproto"
@@ -11,82 +10,16 @@ import (
 	"sync"
 )
 
-// flushingWriter copies an answer to the client as it comes. goproxy flushes
-// event streams only, and hands other bodies to net/http's own ReadFrom, which
-// costs an allocation and a system call more for each.
-type flushingWriter struct {
-	http.ResponseWriter
-	x     *exchange // nil for CONNECT
-	taken net.Conn  // by an upgrade
-}
+// hijackWriter is what goproxy is given for CONNECT: it hands over the connection
+// together with what the client has sent already, which goproxy would lose.
+type hijackWriter struct{ http.ResponseWriter }
 
-// WriteHeader sends the head of a stream at once: its first byte may be hours
-// away, and the client may say nothing before it. An answer without a body is
-// not flushed, or the trailers-only answers of gRPC would lose their status.
-func (w *flushingWriter) WriteHeader(status int) {
-	w.ResponseWriter.WriteHeader(status)
-	if w.x != nil && w.x.open {
-		w.Flush()
-	}
-}
-
-// Write notes what could not be handed on.
-func (w *flushingWriter) Write(b []byte) (int, error) {
-	n, err := w.ResponseWriter.Write(b)
-	if err != nil && w.x != nil {
-		w.x.undelivered = true
-	}
-	return n, err
-}
-
-// ReadFrom flushes after each read when the length is not known: it is a stream
-// then, for all we know.
-func (w *flushingWriter) ReadFrom(src io.Reader) (n int64, err error) {
-	buf := copyBuffers.Get()
-	defer copyBuffers.Put(buf)
-	stream := w.Header().Get("Content-Length") == ""
-	for {
-		got, readErr := src.Read(buf)
-		if got > 0 {
-			wrote, err := w.Write(buf[:got])
-			n += int64(wrote)
-			if err != nil {
-				return n, err
-			}
-			if stream {
-				w.Flush()
-			}
-		}
-		if readErr == io.EOF {
-			return n, nil
-		}
-		if readErr != nil {
-			return n, readErr
-		}
-	}
-}
-
-// Flush sends what is buffered.
-func (w *flushingWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
-
-// Unwrap is for http.ResponseController.
-func (w *flushingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// Hijack hands over the connection together with what the client has sent
-// already, which goproxy and ReverseProxy would lose.
-func (w *flushingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (w hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
-	if err != nil {
-		return nil, nil, err
-	}
-	w.taken = conn
-	if rw.Reader.Buffered() > 0 {
-		// Who looks into rw as well, as goproxy does for upgrades, must not find
-		// the same bytes a second time.
+	if err == nil && rw.Reader.Buffered() > 0 {
 		conn = &earlyConn{conn, rw.Reader}
-		rw = bufio.NewReadWriter(bufio.NewReader(conn), rw.Writer)
 	}
-	return conn, rw, nil
+	return conn, rw, err
 }
 
 // earlyConn is a connection from which some bytes were read ahead.
@@ -103,7 +36,7 @@ func (c *earlyConn) CloseWrite() error {
 	return nil
 }
 
-// bufferPool lends buffers for copying; *bufferPool is an httputil.BufferPool.
+// bufferPool lends buffers for copying.
 type bufferPool struct{ pool sync.Pool }
 
 var copyBuffers = bufferPool{sync.Pool{New: func() any { return new([32 << 10]byte) }}}
@@ -114,59 +47,67 @@ func (b *bufferPool) Put(buf []byte) { b.pool.Put((*[32 << 10]byte)(buf)) }
 // errNotAbsolute refuses a base path without a destination.
 var errNotAbsolute = errors.New("no absolute http or https URL behind /_run/<runId>/")
 
-// hopByHop are the headers that end with a connection. Upgrade and Connection
-// itself are goproxy's to judge.
+// hopByHop are the headers that end with a connection, but for those of upgrades.
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding"}
 
 // removeHopByHop removes what must not travel on from a request, the headers
-// that Connection names included: goproxy would remove Connection alone. The
-// one value of TE that says something end to end, trailers, stays: gRPC needs
-// it.
+// that Connection names included. The one value of TE that says something end to
+// end, trailers, stays: gRPC needs it.
 func removeHopByHop(h http.Header) {
 	trailers := h["Te"] != nil && strings.Contains(strings.Join(h["Te"], ","), "trailers")
-	upgrade := isUpgrade(h)
-	removeNamed(h, upgrade)
+	upgrade := upgradeOf(h)
+	removeNamed(h)
 	for _, name := range hopByHop {
 		delete(h, name)
 	}
+	delete(h, "Connection")
+	delete(h, "Upgrade")
 	if trailers {
 		h["Te"] = []string{"trailers"}
 	}
-	if !upgrade {
-		delete(h, "Upgrade")
-		delete(h, "Connection")
+	if upgrade != "" {
+		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{upgrade}
 	}
 }
 
-// removeHopByHopOfAnswer does the same for a response.
-func removeHopByHopOfAnswer(resp *http.Response) {
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		return
-	}
-	removeNamed(resp.Header, false)
+// removeHopByHopOfAnswer does the same for a response, but for what a proxy may
+// say of itself.
+func removeHopByHopOfAnswer(h http.Header) {
+	removeNamed(h)
 	for _, name := range hopByHop {
 		if name != "Proxy-Authenticate" {
-			delete(resp.Header, name)
+			delete(h, name)
 		}
 	}
-	delete(resp.Header, "Connection")
-	delete(resp.Header, "Upgrade")
+	delete(h, "Connection")
+	delete(h, "Upgrade")
 }
 
 // removeNamed removes the headers that Connection names.
-func removeNamed(h http.Header, upgrade bool) {
+func removeNamed(h http.Header) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
-			name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-			if name != "" && (!upgrade || name != "Upgrade") {
+			if name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)); name != "" {
 				delete(h, name)
 			}
 		}
 	}
 }
 
-// isUpgrade reports whether a request asks for a WebSocket, the one upgrade
-// that goproxy passes on.
-func isUpgrade(h http.Header) bool {
-	return strings.EqualFold(h.Get("Upgrade"), "websocket")
+// upgradeOf is the protocol that a message asks to speak from now on, or agrees
+// to. HTTP/2 does not count: that is between neighbours, who know it without
+// asking.
+func upgradeOf(h http.Header) string {
+	if h["Upgrade"] == nil {
+		return ""
+	}
+	to := h.Get("Upgrade")
+	for _, v := range h["Connection"] {
+		for token := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(strings.TrimSpace(token), "upgrade") && !strings.EqualFold(to, "h2c") {
+				return to
+			}
+		}
+	}
+	return ""
 }
