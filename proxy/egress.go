@@ -72,10 +72,7 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.prepare(out)
 	x.handedOff(ancestry.HandoffDispatching)
-	if resp := x.forward(w, out, e.way(r)); resp != nil {
-		x.fromPeer(out, resp)
-		x.pass(w, out, resp)
-	}
+	x.forward(w, out, e.way(r), x.fromPeer)
 }
 
 // way is the way to the destination of r.
@@ -87,8 +84,8 @@ func (e *egressHandler) way(r *http.Request) sender {
 }
 
 // fromPeer looks at the answer to a call of the host.
-func (x *exchange) fromPeer(r *http.Request, resp *http.Response) {
-	x.guard(func() { x.noteChild(r, resp.Header); x.noteSession(resp.Header) })
+func (x *exchange) fromPeer(resp *http.Response) {
+	x.guard(func() { x.noteChild(&x.out, resp.Header); x.noteSession(resp.Header) })
 	x.commit = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
 	if resp.StatusCode < http.StatusMultipleChoices {

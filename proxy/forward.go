@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -73,9 +74,9 @@ func (s sendBy) send(r *http.Request, x *exchange) (*http.Response, error) {
 	})))
 }
 
-// forward sends r on and returns the answer, for pass; or it answers itself that
-// there is none, and returns nil.
-func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender) *http.Response {
+// forward sends r on, shows the answer to look, which may change it, and hands it
+// on to the client.
+func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender, look func(*http.Response)) {
 	if r.ProtoAtLeast(1, 1) { // others know nothing of answers that only inform
 		x.informing.Lock()
 		x.informs = w
@@ -87,12 +88,16 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender) *h
 	x.informing.Unlock()
 	if err != nil {
 		x.failure(r, err).write(w)
-		return nil
+		return
 	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		removeHopByHopOfAnswer(resp.Header)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		look(resp)
+		x.switchProtocols(w, r, resp)
+		return
 	}
-	return resp
+	removeHopByHopOfAnswer(resp.Header)
+	look(resp)
+	x.pass(w, r, resp)
 }
 
 // inform passes an informational answer. A transport may call it late, from a
@@ -104,23 +109,15 @@ func (x *exchange) inform(status int, h http.Header) {
 		return
 	}
 	own := x.informs.Header()
-	for name, v := range h {
-		own[name] = v
-	}
+	maps.Copy(own, h)
 	x.informs.WriteHeader(status)
 	clear(own)
 }
 
 // pass hands the answer on to the client as it comes.
 func (x *exchange) pass(w http.ResponseWriter, r *http.Request, resp *http.Response) {
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		x.switchProtocols(w, r, resp)
-		return
-	}
 	h := w.Header()
-	for name, v := range resp.Header {
-		h[name] = v
-	}
+	maps.Copy(h, resp.Header)
 	if h["Content-Type"] == nil {
 		h["Content-Type"] = nil // or the server would guess one
 	}
@@ -142,7 +139,7 @@ func (x *exchange) pass(w http.ResponseWriter, r *http.Request, resp *http.Respo
 func (x *exchange) copyBody(w http.ResponseWriter, r *http.Request, resp *http.Response) {
 	defer resp.Body.Close() // now: then the trailers are there
 	if resp.Body == http.NoBody {
-		x.noteEnd(io.EOF)
+		x.whole = true
 		return
 	}
 	flush := func() {}
@@ -168,25 +165,14 @@ func (x *exchange) copyBody(w http.ResponseWriter, r *http.Request, resp *http.R
 			}
 			flush()
 		}
-		if err != nil {
-			x.noteEnd(err)
-		}
-		switch err {
-		case nil:
-		case io.EOF:
+		switch {
+		case err == io.EOF:
+			x.whole = true
 			return
-		default:
+		case err != nil:
+			x.broken = err
 			panic(http.ErrAbortHandler)
 		}
-	}
-}
-
-// noteEnd notes how the reading of the answer has ended.
-func (x *exchange) noteEnd(err error) {
-	if err == io.EOF {
-		x.whole = true
-	} else {
-		x.broken = err
 	}
 }
 

@@ -23,10 +23,7 @@ func (p *Proxy) Ingress() http.Handler {
 		}
 		x.duplex(w)
 		out := x.toHost(r)
-		if resp := x.forward(w, out, x.host()); resp != nil {
-			x.fromHost(resp)
-			x.pass(w, out, resp)
-		}
+		x.forward(w, out, x.host(), x.fromHost)
 	})
 }
 
