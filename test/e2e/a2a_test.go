@@ -60,6 +60,8 @@ func testA2A(t *testing.T, b binding, operation string, send exchangeA2A) {
 		return
 	}
 	checkTask(t, a, p, run, trace, task, operation)
+	a.wantHandoffs(t, run, operation+toHarvested+" task=completed")
+	a.checkHandoffTree(t, run)
 	_, wire := p.seen()
 	for _, r := range wire {
 		if strings.HasPrefix(r.uri, b.path) && r.header.Get("A2A-Version") != string(b.version) {

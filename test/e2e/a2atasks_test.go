@@ -76,6 +76,8 @@ func TestA2ALaterTurn(t *testing.T) {
 					t.Errorf("live runs while the agent waits for input = %+v, want the task's", live)
 				}
 				minted := p.lastTurn(t).run
+				asked := b.send + toRunning + " task=input-required open"
+				first.wantHandoffs(t, run, asked)
 				later, laterTrace := converse(t, second, p, b, func(ctx context.Context, c *a2aclient.Client) error {
 					m := say("turn")
 					m.TaskID, m.ContextID = task.ID, task.ContextID
@@ -98,6 +100,13 @@ func TestA2ALaterTurn(t *testing.T) {
 					}
 				}
 				checkTaskNoted(t, first, p, run, minted, string(task.ID), b.send)
+				done := b.send + toHarvested + " task=completed"
+				second.wantHandoffs(t, later, done)
+				if first == second {
+					first.wantHandoffs(t, run, done) // its host has the result
+				} else {
+					first.wantHandoffs(t, run, asked)
+				}
 				if children := second.children(t, later); len(children) != 0 {
 					t.Errorf("%s: children of the second turn's run = %+v, want none: the task has another parent", second.hostID, children)
 				}
@@ -217,6 +226,8 @@ func TestA2ALaterRequests(t *testing.T) {
 			if got := p.parent(t, string(task)); got.RunID != run {
 				t.Errorf("parent of task %s = %+v, want %s", task, got, run)
 			}
+			a.wantHandoffs(t, run, b.send+toRunning+" cancelled task=canceled")
+			a.wantHandoffs(t, later)
 			if children := a.children(t, later); len(children) != 0 {
 				t.Errorf("children of the run that asked = %+v, want none", children)
 			}

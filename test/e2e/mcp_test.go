@@ -92,10 +92,33 @@ func checkUse(t *testing.T, a *agent, tools *toolServer, run, trace, evidence st
 		checkChild(t, a, tools, run, l)
 	}
 	checkChildren(t, a, tools, run, evidence, links)
+	checkUseHandoffs(t, a, tools, run)
 	// What proxies count shows that the calls came their way.
 	a.sawCalls(t, float64(len(wire)), "egress", "mcp")
 	tools.sawCalls(t, float64(len(wire)), "ingress", "mcp")
 	eventually(t, "no run is live any more", func() bool { return len(a.live(t)) == 0 && len(tools.live(t)) == 0 })
+}
+
+// checkUseHandoffs looks at what became of each call. A question that the server
+// asks within a call is none of its own, whether it is asked on the side or by an
+// answer.
+func checkUseHandoffs(t *testing.T, a *agent, tools *toolServer, run string) {
+	t.Helper()
+	absent := toRunning
+	if tools.revision == stateless {
+		absent = " pending dispatching" // the error comes with a status of HTTP
+	}
+	a.wantHandoffs(t, run,
+		"tools/call"+toHarvested, "tools/call"+toHarvested, "tools/call"+toHarvested,
+		"tools/call"+toRunning+" failed error=tool-error", "tools/call"+absent+" failed error=rpc-error",
+		"resources/read"+toHarvested, "prompts/get"+toHarvested)
+	for _, h := range a.handoffs(t, run) {
+		l, ok := tools.link(t, h.Child)
+		if !ok || l.parent().RunID != run || h.HostID != tools.hostID || h.Protocol != "mcp" || l.Operation != h.Operation {
+			t.Errorf("handoff %+v, and its child on the server %+v", h, l)
+		}
+	}
+	a.checkHandoffTree(t, run)
 }
 
 // useAll uses all that the server has to offer.
@@ -258,13 +281,14 @@ func TestMCPClientGone(t *testing.T) {
 	t.Run("stateless", func(t *testing.T) {
 		tools := newToolServer(t, "tools.example.com", stateless)
 		a := newAgent(t, "agent.example.com")
-		a.chat(t, func(ctx context.Context, _ *http.Request) error {
+		run := a.chat(t, func(ctx context.Context, _ *http.Request) error {
 			cs, err := tools.connect(ctx, a.client(t), tools.endpoint())
 			if err != nil {
 				return err
 			}
 			return errors.Join(giveUp(ctx, tools, cs), cs.Close())
 		})
+		a.wantHandoffs(t, run, "tools/call pending dispatching cancelled") // it has had no head of an answer
 		a.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="egress"`, `outcome="client-gone"`)
 		tools.awaitMetric(t, 1, "wopproxy_exchanges_total", `direction="ingress"`, `outcome="client-gone"`)
 		eventually(t, "the cancelled run has ended", func() bool { return len(tools.live(t)) == 0 })
@@ -272,12 +296,16 @@ func TestMCPClientGone(t *testing.T) {
 	t.Run("stateful, notification", func(t *testing.T) {
 		tools := newToolServer(t, "tools.example.com", stateful)
 		a := newAgent(t, "agent.example.com")
-		a.chat(t, func(ctx context.Context, _ *http.Request) error {
+		run := a.chat(t, func(ctx context.Context, _ *http.Request) error {
 			cs, err := tools.connect(ctx, a.client(t), tools.endpoint())
 			if err != nil {
 				return err
 			}
 			return errors.Join(giveUp(ctx, tools, cs), cs.Close())
+		})
+		eventually(t, "the handoff is cancelled, with or without a head of an answer", func() bool {
+			h := a.handoffs(t, run)
+			return len(h) == 1 && h[0].State == "cancelled"
 		})
 		_, wire := tools.seen()
 		i := slices.IndexFunc(wire, func(r wireRequest) bool { return r.rpcMethod == "notifications/cancelled" })
@@ -405,6 +433,7 @@ func TestMCPResume(t *testing.T) {
 		<-tools.left
 		return <-returned
 	})
+	a.wantHandoffs(t, run, "tools/call"+toHarvested)
 	calls, _ := tools.seen()
 	if len(calls) != 1 {
 		t.Fatalf("handlers called = %+v, want one", calls)
