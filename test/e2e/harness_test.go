@@ -279,11 +279,11 @@ func (s *sidecar) trace(t testing.TB, traceID string) []link {
 	return list[link](t, s.admin+"/ancestry/v1/traces/"+traceID).Runs
 }
 
-// parent asks the public read API who caused a run. The zero ancestor means
-// that no parent is asserted.
+// parent asks the public read API, where it is always served, who caused a run.
+// The zero ancestor means that no parent is asserted.
 func (s *sidecar) parent(t testing.TB, run string) ancestor {
 	t.Helper()
-	code, body := get(t, s.ingress+"/v1/runs/"+url.PathEscape(run)+"/ancestry")
+	code, body := get(t, s.ingress+"/v1/host/wopproxy/runs/"+url.PathEscape(run)+"/ancestry")
 	if code != http.StatusOK {
 		t.Fatalf("%s: ancestry of %s: status %d: %s", s.hostID, run, code, body)
 	}
