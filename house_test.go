@@ -53,6 +53,7 @@ var rooms = map[string][]string{
 	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "github.com/elazarl/goproxy"},
 	"test/e2e":                   {},
 	"test/internal/program":      {},
+	"test/kill":                  {"test/internal/program"},
 }
 
 // atHomeInMany are the libraries that enter through more than one package, and

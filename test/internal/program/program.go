@@ -151,6 +151,14 @@ func (p *Process) Stop() error {
 	return nil
 }
 
+// Kill ends the process as a kernel out of memory does, and returns when it is
+// gone. It may have ended before.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // killed
+	<-p.gone
+}
+
 // Failed is an error with what the process wrote last.
 func (p *Process) Failed(how string) error {
 	p.mu.Lock()

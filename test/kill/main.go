@@ -1,0 +1,309 @@
+// Command kill shows that what wopproxy has acknowledged survives its death.
+//
+//	go run ./test/kill                 200 rounds, two to three minutes
+//	go run ./test/kill -rounds 1000
+//
+// It builds wopproxy, starts it beside a host, and lets callers begin runs without
+// pause, over plain HTTP and over A2A, where the host gives each run a second id.
+// At a random moment it kills wopproxy with SIGKILL, as a kernel out of memory
+// does, and starts it again; now and then it kills it while it starts. After
+// each start the store has every run whose answer a caller has seen, by both of its
+// ids, with the parent that the caller named; it has no run that no caller began,
+// and none twice. At the end all rounds are looked at once more.
+//
+// It exits 1 at the first difference, and keeps the store for you to look at.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal kills us at once
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main without the process.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	f := flag.NewFlagSet("kill", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	var k killer
+	f.IntVar(&k.rounds, "rounds", 200, "`number` of deaths under load")
+	f.IntVar(&k.callers, "callers", 16, "`number` of callers at a time")
+	f.StringVar(&k.program, "program", "", "a wopproxy, as a `file`, instead of building one")
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2
+	}
+	if f.NArg() > 0 || k.rounds < 1 || k.callers < 1 {
+		fmt.Fprintln(stderr, "kill: want no arguments, and at least one round and one caller")
+		return 2
+	}
+	if err := k.run(ctx, stdout, stderr); err != nil {
+		fmt.Fprintln(stderr, "kill:", err)
+		return 1
+	}
+	return 0
+}
+
+// killer plays all rounds on one store.
+type killer struct {
+	rounds, callers int
+	program         string
+
+	dir            string
+	host           *host
+	sidecar        *program.Process
+	ingress, admin string // base URLs of the sidecar
+	all            []*round
+	starts         []time.Duration
+}
+
+func (k *killer) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	began := time.Now()
+	if k.dir, err = os.MkdirTemp("", "wopproxy-kill-"); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w\nthe store is left in %s", err, k.dir)
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(k.dir))
+	}()
+	if k.program == "" {
+		k.program = filepath.Join(k.dir, "wopproxy")
+		if err := program.Build(ctx, k.program, stderr); err != nil {
+			return err
+		}
+	}
+	if k.host, err = newHost(); err != nil {
+		return err
+	}
+	defer k.host.Close()
+	if err := k.configure(); err != nil {
+		return err
+	}
+	for n := range k.rounds {
+		if err := k.play(ctx, n); err != nil {
+			return fmt.Errorf("round %d: %w", n, err)
+		}
+	}
+	stored, err := k.finish(ctx)
+	if err != nil {
+		return fmt.Errorf("after the last round: %w", err)
+	}
+	answered := 0
+	for _, r := range k.all {
+		answered += len(r.answered)
+	}
+	slices.Sort(k.starts)
+	fmt.Fprintf(stdout, "%d rounds, %.0f s: %d runs were answered, %d are stored, none is missing and none was not begun.\n",
+		k.rounds, time.Since(began).Seconds(), answered, stored)
+	fmt.Fprintf(stdout, "A start after a kill took %v, at most %v.\n",
+		k.starts[len(k.starts)/2].Round(time.Millisecond), k.starts[len(k.starts)-1].Round(time.Millisecond))
+	return nil
+}
+
+// configure writes the file that the sidecar is started with. An answer waits
+// for its link as long as it takes, so that each that is seen is a promise.
+func (k *killer) configure() error {
+	return os.WriteFile(k.file(), fmt.Appendf(nil, `
+host: { id: host.example.com, wellKnownUrl: "https://host.example.com/.well-known/openwop" }
+ingress: { listen: "127.0.0.1:0", upstream: %q }
+egress: { listen: "127.0.0.1:0" }
+admin: { listen: "127.0.0.1:0" }
+ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none }, commitTimeout: 30s }
+runs: { start: ["POST /chat"] }
+drain: { delay: 0s, timeout: 5s }
+`, k.host.url, filepath.Join(k.dir, "store")), 0o600)
+}
+
+func (k *killer) file() string { return filepath.Join(k.dir, "wopproxy.yaml") }
+
+// start starts the sidecar, and returns when it serves.
+func (k *killer) start(ctx context.Context) (err error) {
+	began := time.Now()
+	if k.sidecar, err = k.launch(ctx); err != nil {
+		return err
+	}
+	var at struct{ Msg, Ingress, Admin string }
+	err = k.sidecar.Await(func(line string) bool { return json.Unmarshal([]byte(line), &at) == nil && at.Msg == "serving" })
+	if err != nil {
+		k.sidecar.Kill()
+		return err
+	}
+	k.starts = append(k.starts, time.Since(began))
+	k.ingress, k.admin = "http://"+at.Ingress, "http://"+at.Admin
+	return nil
+}
+
+func (k *killer) launch(ctx context.Context) (*program.Process, error) {
+	return program.Start(ctx, program.CleanEnv(), k.program, "serve", "-config", k.file())
+}
+
+// play starts the sidecar, looks at what the round before has left, and kills
+// it under load.
+func (k *killer) play(ctx context.Context, n int) error {
+	if n%4 == 3 { // before it has come far
+		p, err := k.launch(ctx)
+		if err != nil {
+			return err
+		}
+		pause(ctx, rand.N(60*time.Millisecond))
+		p.Kill()
+	}
+	if err := k.start(ctx); err != nil {
+		return err
+	}
+	if n > 0 {
+		if _, err := k.check(ctx, k.all[n-1]); err != nil {
+			k.sidecar.Kill()
+			return err
+		}
+	}
+	r := newRound(n, k.host)
+	k.all = append(k.all, r)
+	load := r.load(k.ingress, k.callers)
+	err := r.await(ctx)
+	pause(ctx, rand.N(100*time.Millisecond))
+	k.sidecar.Kill()
+	load.Wait()
+	return errors.Join(err, ctx.Err())
+}
+
+// finish looks at all rounds, and stops the sidecar as it wants to be stopped.
+func (k *killer) finish(ctx context.Context) (stored int, err error) {
+	if err := k.start(ctx); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, k.sidecar.Stop()) }()
+	for _, r := range k.all {
+		n, err := k.check(ctx, r)
+		if err != nil {
+			return 0, err
+		}
+		stored += n
+	}
+	return stored, nil
+}
+
+// pause waits for d, unless ctx ends before.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// link is a run as the admin listener tells of it.
+type link struct {
+	Run   string `json:"runId"`
+	Alias string
+	Chain struct {
+		Ancestors []struct {
+			Run  string `json:"runId"`
+			Host string `json:"hostId"`
+		}
+	}
+}
+
+// parent is the run that caused it; empty if that is none of the callers'.
+func (l link) parent() string {
+	if a := l.Chain.Ancestors; len(a) == 1 && a[0].Host == callerID {
+		return a[0].Run
+	}
+	return ""
+}
+
+// check compares what the store has of a round with what was seen of it, and
+// returns how many runs that are.
+func (k *killer) check(ctx context.Context, r *round) (n int, err error) {
+	var list struct{ Runs []link }
+	if err := k.get(ctx, "/ancestry/v1/traces/"+r.trace, &list); err != nil {
+		return 0, err
+	}
+	if len(list.Runs) >= maxRuns {
+		return 0, fmt.Errorf("trace %s has %d runs, more than were begun", r.trace, len(list.Runs))
+	}
+	stored := map[string]link{} // by the run's parent
+	for _, l := range list.Runs {
+		parent := l.parent()
+		if !r.begun[parent] {
+			return 0, fmt.Errorf("the store has a run that nobody began: %+v", l)
+		}
+		if before, ok := stored[parent]; ok {
+			return 0, fmt.Errorf("the store has two runs of the one that %s began: %+v and %+v", parent, before, l)
+		}
+		if l.Alias != "" && l.Alias != r.host.task(parent) {
+			return 0, fmt.Errorf("the store has a name that the host did not give: %+v, and not %q", l, r.host.task(parent))
+		}
+		stored[parent] = l
+	}
+	for parent, a := range r.answered {
+		l, ok := stored[parent]
+		if !ok || l.Run != a.run && l.Alias != a.run || l.Alias != a.task {
+			return 0, fmt.Errorf("the run that %s began was answered as %+v, and the store has %v, %+v", parent, a, ok, l)
+		}
+	}
+	return len(stored), r.sample(func(a answer) error { return k.find(ctx, a) })
+}
+
+// find looks a run up by each of its names.
+func (k *killer) find(ctx context.Context, a answer) error {
+	for _, id := range []string{a.run, a.task} {
+		if id == "" {
+			continue
+		}
+		var l link
+		if err := k.get(ctx, "/ancestry/v1/runs/"+id, &l); err != nil {
+			return err
+		}
+		if l.Run != a.run && l.Alias != a.run {
+			return fmt.Errorf("%s leads to %+v, want %+v", id, l, a)
+		}
+	}
+	return nil
+}
+
+func (k *killer) get(ctx context.Context, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.admin+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := direct.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+	}
+	return json.Unmarshal(text, v)
+}
+
+// direct asks the admin listener, each time over a new connection: the old one
+// was to a process that is dead.
+var direct = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
