@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -375,5 +376,40 @@ func TestAdminTreeOfCallsIsBounded(t *testing.T) {
 	last := got.Root.Children[9]
 	if got.Nodes != 10_000 || !got.Truncated || !last.Truncated || got.Root.Children[8].Truncated {
 		t.Errorf("%d nodes, truncated %v, the last run's %v; want 10000, and only that cut", got.Nodes, got.Truncated, last.Truncated)
+	}
+}
+
+// TestWriteTreeOfWhatWasCaused draws a tree with everything that a node may have.
+func TestWriteTreeOfWhatWasCaused(t *testing.T) {
+	at := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	tree := ancestry.Tree{Root: &ancestry.TreeNode{
+		Run: "r-0001", HostID: "front.example", Children: []*ancestry.TreeNode{
+			{Run: "r-7f3a", HostID: "front.example", Cause: "core.dispatch", Children: []*ancestry.TreeNode{{
+				Run: "task\u202e", HostID: "research.example", Cause: "a2a-message",
+				Handoff: &ancestry.Handoff{State: "running", TaskState: "input-required", Open: true},
+			}}, Truncated: true},
+			{Run: "done", HostID: "tools.example", Cause: "mcp-tool-call", Handoff: &ancestry.Handoff{State: "harvested", TaskState: "completed", Seen: at}},
+		}, Handoffs: []ancestry.Handoff{
+			{Operation: "tools/call", Peer: "tools.example:443", State: "failed", Error: "tool-error", Seen: at},
+			{Operation: "SendMessage", Peer: "agent.example:80", State: "running", Seen: at},
+		},
+	}}
+	want := `r-0001  front.example
+├─ core.dispatch → r-7f3a  front.example
+│  ├─ a2a-message → "task\u202e"  research.example  running, task input-required
+│  └─ …
+├─ mcp-tool-call → done  tools.example  harvested
+├─ tools/call → tools.example:443  failed: tool-error
+└─ SendMessage → agent.example:80  running, last seen 2026-07-01T12:00:00Z
+`
+	var got strings.Builder
+	if err := tree.WriteTree(&got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := (ancestry.Tree{}).WriteTree(&got); err == nil {
+		t.Error("a tree without a root is drawn")
 	}
 }

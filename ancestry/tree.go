@@ -10,21 +10,22 @@ const (
 	maxTreeNodes = 10_000
 )
 
-// treeBody is a run and all that it is known to have caused.
-type treeBody struct {
-	Root  *treeNode `json:"root"`
+// Tree is a run and all that it is known to have caused.
+type Tree struct {
+	Root  *TreeNode `json:"root"`
 	Nodes int       `json:"nodes"` // calls without a run included
 	// Truncated says that some node's children are not all listed.
 	Truncated bool `json:"truncated"`
 }
 
-type treeNode struct {
+// TreeNode is one run of a Tree.
+type TreeNode struct {
 	Run       RunID       `json:"runId"` // the host's own id, where it is known
 	HostID    string      `json:"hostId"`
 	Cause     Cause       `json:"cause,omitempty"` // how its parent started it
 	Operation string      `json:"operation,omitempty"`
 	Time      time.Time   `json:"time"`
-	Children  []*treeNode `json:"children,omitempty"`
+	Children  []*TreeNode `json:"children,omitempty"`
 	Truncated bool        `json:"truncated,omitempty"` // it has children or handoffs that are not listed
 
 	Handoff  *Handoff  `json:"handoff,omitempty"`  // the call by which its parent started it, if that is remembered
@@ -45,11 +46,11 @@ type place struct {
 // Runs on other hosts are leaves here, unless they called back.
 func (a *API) tree(r *http.Request, link Link) (any, error) {
 	root := a.node(link)
-	body := &treeBody{Root: root, Nodes: 1}
+	body := &Tree{Root: root, Nodes: 1}
 	seen := map[place]bool{{root.HostID, root.Run}: true}
-	level := []*treeNode{root}
+	level := []*TreeNode{root}
 	for depth := 0; len(level) > 0; depth++ {
-		var below []*treeNode
+		var below []*TreeNode
 		for _, n := range level {
 			limit := maxTreeNodes - body.Nodes
 			if depth == maxTreeDepth {
@@ -68,14 +69,14 @@ func (a *API) tree(r *http.Request, link Link) (any, error) {
 }
 
 // grow gives n its children and handoffs, at most limit of them.
-func (a *API) grow(r *http.Request, n *treeNode, limit int, seen map[place]bool) error {
+func (a *API) grow(r *http.Request, n *TreeNode, limit int, seen map[place]bool) error {
 	if err := a.addChildren(r, n, limit, seen); err != nil {
 		return err
 	}
 	if n.HostID != a.o.HostID {
 		return nil
 	}
-	started := map[place]*treeNode{}
+	started := map[place]*TreeNode{}
 	for _, c := range n.Children {
 		for _, id := range c.ids {
 			started[place{c.HostID, id}] = c
@@ -94,7 +95,7 @@ func (a *API) grow(r *http.Request, n *treeNode, limit int, seen map[place]bool)
 	return nil
 }
 
-func (a *API) addChildren(r *http.Request, n *treeNode, limit int, seen map[place]bool) error {
+func (a *API) addChildren(r *http.Request, n *TreeNode, limit int, seen map[place]bool) error {
 	for after := ""; ; {
 		links, next, err := a.o.Reader.Children(r.Context(), n.Run, after, min(limit+1, maxPage))
 		if err != nil {
@@ -120,8 +121,8 @@ func (a *API) addChildren(r *http.Request, n *treeNode, limit int, seen map[plac
 	}
 }
 
-func (a *API) node(l Link) *treeNode {
-	n := &treeNode{Run: l.ID(), HostID: l.Host, Operation: l.Operation, Time: l.Time, ids: []RunID{l.Run}}
+func (a *API) node(l Link) *TreeNode {
+	n := &TreeNode{Run: l.ID(), HostID: l.Host, Operation: l.Operation, Time: l.Time, ids: []RunID{l.Run}}
 	if l.Alias != "" {
 		n.ids = append(n.ids, l.Alias)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 
 const ancestryManual = `ancestry RUN -host URL
        wopproxy ancestry RUN -store DIR
+       wopproxy ancestry RUN -admin URL
 
 Asks the host at URL who caused RUN, then that run's host who caused it, and so
 on until a run that nobody caused, and draws the chain as a tree.
@@ -31,12 +33,17 @@ Exits 1 if the walk stopped before it found the first run.
 With -store nobody is asked: the links are read that wopproxy stdio and exec have
 left in DIR, or in the stores below it. Those that are in use are passed over.
 
+With -admin the wopproxy whose admin listener is at URL is asked what RUN has
+caused, and draws that: the runs, here and on other hosts, and what has become of
+the calls that started them.
+
 `
 
 func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f := newFlags("ancestry", ancestryManual, stderr)
 	host := f.String("host", "", "`URL` of the host that RUN belongs to")
 	store := f.String("store", "", "`folder` of links to read instead")
+	admin := f.String("admin", "", "`URL` of a wopproxy's admin listener, for what RUN has caused")
 	token := f.String("bearer-file", "", "`file` with the token to send to that host")
 	hops := f.Int("hops", 64, "hosts to ask at most")
 	timeout := f.Duration("timeout", 10*time.Second, "time for the whole walk")
@@ -54,9 +61,12 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	if err != nil {
 		return err
 	}
-	if (*host == "") == (*store == "") {
-		fmt.Fprintln(stderr, "wopproxy ancestry: say either -host or -store")
+	if !oneOf(*host, *store, *admin) {
+		fmt.Fprintln(stderr, "wopproxy ancestry: say one of -host, -store and -admin")
 		return errUsage
+	}
+	if *admin != "" {
+		return printCaused(ctx, stdout, *admin, run, *timeout, *asJSON)
 	}
 	if *store != "" {
 		walk, err := walkStores(ctx, *store, run, stderr)
@@ -140,13 +150,62 @@ func recordedWalk(dir string, l ancestry.Link) ancestry.Walk {
 	return walk
 }
 
+func oneOf(values ...string) bool {
+	given := 0
+	for _, v := range values {
+		if v != "" {
+			given++
+		}
+	}
+	return given == 1
+}
+
+// maxTree bounds the answer of an admin listener.
+const maxTree = 64 << 20
+
+// printCaused prints the tree of what a run has caused.
+func printCaused(ctx context.Context, w io.Writer, admin string, run ancestry.RunID, timeout time.Duration, asJSON bool) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	at := strings.TrimSuffix(admin, "/") + "/ancestry/v1/runs/" + url.PathEscape(string(run)) + "/tree"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return fmt.Errorf("-admin: %w", err)
+	}
+	// No proxy from the environment: it may be the wopproxy that is asked.
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", admin, err)
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return fmt.Errorf("%s: %s knows no such run, or is no wopproxy's admin listener", run, admin)
+	default:
+		return fmt.Errorf("ask %s: status %s", admin, resp.Status)
+	}
+	var tree ancestry.Tree
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxTree)).Decode(&tree); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", admin, err)
+	}
+	if asJSON {
+		return printJSON(w, tree)
+	}
+	return tree.WriteTree(w)
+}
+
 func printWalk(w io.Writer, walk ancestry.Walk, asJSON bool) error {
 	if !asJSON {
 		return walk.WriteTree(w)
 	}
+	return printJSON(w, walk)
+}
+
+func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(walk)
+	return e.Encode(v)
 }
 
 // bearer reads a token for the origin of host.

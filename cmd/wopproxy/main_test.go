@@ -46,6 +46,10 @@ func TestCommands(t *testing.T) {
 		{"ancestry without a run", []string{"ancestry", "-host", "http://127.0.0.1:1"}, 2, "", "0 operands given, want 1"},
 		{"ancestry of what is no run", []string{"ancestry", "a b", "-host", "http://127.0.0.1:1"}, 1, "", "ancestry:"},
 		{"ancestry at a host that is down", []string{"ancestry", "run_x", "-host", "http://127.0.0.1:1"}, 1, "", "unreachable"},
+		{"ancestry up and down", []string{"ancestry", "run_x", "-host", "http://127.0.0.1:1", "-admin", "http://127.0.0.1:1"}, 2, "", "one of -host, -store and -admin"},
+		{"ancestry of nowhere", []string{"ancestry", "run_x"}, 2, "", "one of -host, -store and -admin"},
+		{"ancestry at an admin listener that is down", []string{"ancestry", "run_x", "-admin", "http://127.0.0.1:1"}, 1, "", "ask http://127.0.0.1:1"},
+		{"ancestry at what is none", []string{"ancestry", "run_x", "-admin", "%"}, 1, "", "-admin:"},
 		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
 	}
 	for _, tt := range tests {

@@ -186,5 +186,18 @@ func TestHandoffRefused(t *testing.T) {
 	if root := decode[struct{ Root struct{ Handoffs []handoff } }](t, body).Root; len(root.Handoffs) != 1 || root.Handoffs[0].ID != h.ID {
 		t.Errorf("tree = %s, want the handoff at its root", body)
 	}
+	drawn := execute(t, "ancestry", run, "-admin", a.admin)
+	if err := drawn.success(t); err != nil {
+		t.Error(err)
+	}
+	if got, want := drawn.stdout.String(), fmt.Sprintf("%s  agent.example.com\n└─ tools/call → %s  failed: unreachable\n", run, closed); got != want {
+		t.Errorf("tree = %q, want %q", got, want)
+	}
+	for _, base := range []string{a.admin, a.ingress} {
+		lost := execute(t, "ancestry", "nobody", "-admin", base)
+		if code := lost.wait(t); code != 1 || !strings.Contains(lost.stderr.String(), "no such run, or is no wopproxy's admin listener") {
+			t.Errorf("ancestry of a stranger at %s: exit code %d, %s; want 1 and why", base, code, lost.stderr)
+		}
+	}
 	a.awaitMetric(t, 1, "wopproxy_handoffs_total", `protocol="mcp"`, `state="failed"`)
 }
