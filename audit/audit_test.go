@@ -184,6 +184,7 @@ func TestReadLog(t *testing.T) {
 		{"stream", ": hello\n\nid: 0\nevent: run.started\ndata: " + e0 + "\n\nid: 1\r\ndata:" + e1 + "\r\n\r\n", 0},
 		{"stream with a batch and a snapshot", "event: batch\ndata: [" + e0 + ",\ndata: " + e1 + "]\n\nevent: state.snapshot\ndata: {}\n\n", 1},
 		{"stream that is cut off", "data: " + e0 + "\n\ndata: " + e1 + "\n\ndata: {\"eve", 1},
+		{"list that is cut off", "[" + e0 + ",\n" + e1 + ",\n{\"eve", 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := ReadLog(strings.NewReader(tt.text))
@@ -202,6 +203,53 @@ func TestReadLog(t *testing.T) {
 	}
 	if _, err := ParseEvent([]byte(`{"eventId":"a","runId":"r","type":"t"}`)); !errors.Is(err, ErrNoEvent) {
 		t.Errorf("ParseEvent without a sequence: %v, want ErrNoEvent", err)
+	}
+}
+
+// What can't be used of a log is told with its place, and the rest is read.
+func TestReadLogSkips(t *testing.T) {
+	event := func(id string, seq int, more string) string {
+		return fmt.Sprintf(`{"eventId":%q,"runId":"r","type":"t","sequence":%d,"payload":{%s}}`, id, seq, more)
+	}
+	long := `"text":"` + strings.Repeat("x", 20<<20) + `"`
+	for _, tt := range []struct {
+		name, text string
+		events     string
+		skipped    []string // how each begins
+	}{
+		{"a line that is no JSON", event("a", 0, "") + "\nhello\n" + event("b", 1, ""), "a b", []string{`line 2: "hello`}},
+		{"two of them", "\n" + event("a", 0, "") + "\nhello\n" + event("b", 1, "") + "\n{]\n" + event("c", 2, ""), "a b c", []string{`line 3: "hello`, `line 5: "{]`}},
+		{"a line that is cut off", event("a", 0, "") + "\n" + event("b", 1, "")[:30] + "\n" + event("c", 2, ""), "a c", []string{`line 2: `}},
+		{"a list that is cut off", "[\n " + event("a", 0, "") + ",\n " + event("b", 1, "") + ",\n " + event("c", 2, "")[:20], "a b", []string{`line 1: `, `line 4: `}},
+		{"an element that is none", "\n[" + event("a", 0, "") + `,{"x":1}]`, "a", []string{`line 2, element 1: "{\"x`}},
+		{"an event of twenty megabytes", event("a", 0, "") + "\n" + event("b", 1, long) + "\n" + event("c", 2, ""), "a b c", nil},
+		{"one in a stream", "data: " + event("a", 0, long) + "\n\ndata: " + event("b", 1, "") + "\n\n", "a b", nil},
+		{"one that is cut off", event("a", 0, "") + "\n" + event("b", 1, long)[:10<<20], "a", []string{`line 2: `}},
+		{"a frame that is no JSON", ": x\n\ndata: " + event("a", 0, "") + "\n\nid: 1\ndata: hello\n\ndata: " + event("b", 1, "") + "\n\n", "a b", []string{`frame in line 5: "hello`}},
+		{"a frame that is cut off", "data: " + event("a", 0, "") + "\n\ndata: " + event("b", 1, "")[:30], "a", []string{`frame in line 3: `}},
+		{"two events of one id", event("a", 0, "") + "\n" + event("b", 1, "") + "\n" + event("a", 2, ""), "a b", []string{`line 3: event a at sequence 2 has the id of another, at 0`}},
+		{"two events in one place", event("a", 0, "") + "\n" + event("b", 0, ""), "a", []string{`line 2: event b at sequence 0 has the place of another, a`}},
+		{"an event that is repeated", event("a", 0, "") + "\n" + event("a", 0, ""), "a a", nil},
+		{"one id in two runs", event("a", 0, "") + "\n" + strings.Replace(event("a", 3, ""), `"r"`, `"fork"`, 1), "a a", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, err := ReadLog(strings.NewReader(tt.text))
+			var ids []string
+			for _, e := range l.Events {
+				ids = append(ids, e.ID)
+			}
+			if err != nil || strings.Join(ids, " ") != tt.events || len(l.Skipped) != len(tt.skipped) {
+				t.Fatalf("ReadLog = %v, skipped %.200q, %v, want %s and %d skipped", ids, l.Skipped, err, tt.events, len(tt.skipped))
+			}
+			for i, want := range tt.skipped {
+				if !strings.HasPrefix(l.Skipped[i], want) || len(l.Skipped[i]) > 300 {
+					t.Errorf("skipped %.300q, want %q…", l.Skipped[i], want)
+				}
+			}
+		})
+	}
+	if _, err := ReadLog(strings.NewReader(strings.Repeat("[\n", maxFaults+2))); err == nil || !strings.Contains(err.Error(), "in more than 1000 places, the last in line 1001") {
+		t.Errorf("a log that is nothing but faults: %v", err)
 	}
 }
 

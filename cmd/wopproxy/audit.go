@@ -21,10 +21,12 @@ Checks the event log of OpenWOP runs against the rules of the multi-agent
 execution model (RFC 0037, RFC 0039) and prints what breaks one.
 
 The log is a list of events, a poll, a debug bundle, one event a line, or a
-recorded event stream; - reads it from stdin. Of a log with gaps only what it
-shows is judged, so read with streamMode=debug or by polling. What the host
-advertises comes from -discovery or, for a URL, from the same origin; if neither
-is to be had, no level is held against the host.
+recorded event stream; - reads it from stdin. What can't be used of it (no JSON,
+cut off, no event, or one with the id or the place of another) is told on stderr
+with its line, and the rest is checked. Of a log with gaps only what it shows is
+judged, so read with streamMode=debug or by polling. What the host advertises
+comes from -discovery or, for a URL, from the same origin; if neither is to be
+had, no level is held against the host.
 
 Exits 0 if nothing was found, 1 if something was, or the log can't be read.
 

@@ -61,7 +61,9 @@ func TestAudit(t *testing.T) {
 		{"no such discovery", []string{log, "-discovery", log + "x"}, 1, "", "-discovery: open"},
 		{"no log", []string{write("page", "<html>")}, 1, "", "neither JSON nor an event stream"},
 		{"no events", []string{write("x.json", `{"x":1}`)}, 1, "", "holds no event"},
-		{"events that are none", []string{write("y.json", underFloor+"\n[1]")}, 0, "3 events", "skipped: "},
+		{"events that are none", []string{write("y.json", underFloor+"\n[1]")}, 0, "3 events", `skipped: line 5: "1"`},
+		{"cut in half", []string{write("half.json", underFloor[:len(underFloor)-40]), "-discovery", strict}, 0, "2 events, 0 findings", "skipped: line 4: "},
+		{"ids that collide", []string{write("twice.json", strings.ReplaceAll(underFloor, `"e2"`, `"e0"`)), "-discovery", strict}, 0, "2 events, 0 findings", "has the id of another, at 0"},
 		{"nothing", nil, 2, "", "0 operands given, want 1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
