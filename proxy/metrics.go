@@ -39,6 +39,7 @@ const (
 	limitWatched   = "watched-runs"  // the longest quiet run is no longer checked
 	limitFollowed  = "followed-runs" // nobody reads the log of a run for us
 	limitToolCalls = "tool-calls"    // a run has too many open for their events to be known
+	limitOrigins   = "origins"       // of a run's events that may have caused messages the oldest is forgotten
 	limitNodes     = "nodes"         // a run has too many for those that begin runs to be known
 	limitHandoffs  = "handoffs"      // one that was open was forgotten for another
 	limitVisits    = "max-visits-per-host"
@@ -191,7 +192,7 @@ func (m *metrics) resolve() {
 	for _, l := range []string{
 		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
-		limitToolCalls, limitNodes, limitHandoffs,
+		limitToolCalls, limitOrigins, limitNodes, limitHandoffs,
 	} {
 		m.limits.WithLabelValues(l)
 	}

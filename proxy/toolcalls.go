@@ -7,6 +7,7 @@ import (
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/audit"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
@@ -140,9 +141,73 @@ func callKey(tool string, arguments json.RawMessage) string {
 	return digest(canonical)
 }
 
+// origins are the events of one run's log that a message of A2A may say it was
+// caused by. No event tells of a message as of a tool call: what identifies one is
+// its id alone, where the host has taken that from the event, or from the call
+// which the event tells of.
+type origins struct {
+	events map[string]string // by either id; empty: there are several
+	order  []string          // the ids, oldest first
+}
+
+// maxOrigins bounds the ids of one run that are remembered.
+const maxOrigins = 200
+
+// originTypes are the events that a message may be caused by.
+var originTypes = map[string]bool{
+	"agent.toolCalled": true, "agent.tool-called": true,
+	"agent.handoff":           true,
+	"agent.decided":           true,
+	"runOrchestrator.decided": true, "orchestrator.decided": true,
+	"core.workflowChain.event": true, "workflow-chain.event": true,
+}
+
+// see takes an event of the log, of whichever of its readers. It reports false if
+// an older one was forgotten for it.
+func (o *origins) see(e audit.Event) bool {
+	if !originTypes[e.Type] {
+		return true
+	}
+	fits := o.add(e.ID, e.ID)
+	var p struct {
+		CallID    string `json:"callId"`
+		Transport string `json:"transport"`
+	}
+	if json.Unmarshal(e.Payload, &p) == nil && p.Transport != "mcp" && p.Transport != "native" {
+		fits = o.add(p.CallID, e.ID) && fits
+	}
+	return fits
+}
+
+func (o *origins) add(id, event string) bool {
+	if !attribution.Opaque(id) {
+		return true // other messages may have it by chance
+	}
+	if known, ok := o.events[id]; ok {
+		if known != event {
+			o.events[id] = ""
+		}
+		return true
+	}
+	full := len(o.order) >= maxOrigins
+	if full {
+		delete(o.events, o.order[0])
+		o.order = o.order[1:]
+	}
+	if o.events == nil {
+		o.events = map[string]string{}
+	}
+	o.events[id] = event
+	o.order = append(o.order, id)
+	return !full
+}
+
 // causingEvent is the event of the run's own log that has caused the call, or ""
 // if it is not known for certain.
 func (x *exchange) causingEvent() string {
+	if x.msg.Protocol == wire.A2A && x.sends() {
+		return x.p.watch.origin(x.msg.MessageID, x.run.ID(), x.run.First)
+	}
 	if x.msg.Protocol != wire.MCP || x.msg.Kind != wire.Request || x.msg.Method != "tools/call" || x.msg.Refusal != "" {
 		return ""
 	}
@@ -170,6 +235,18 @@ func (w *watcher) follows(ids []ancestry.RunID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.ContainsFunc(ids, func(id ancestry.RunID) bool { return w.runs[string(id)] != nil })
+}
+
+// origin returns the event of a run, by any of its ids, whose id a message has.
+func (w *watcher) origin(message string, ids ...ancestry.RunID) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		if run := w.runs[string(id)]; run != nil {
+			return run.origins.events[message]
+		}
+	}
+	return ""
 }
 
 // call takes a request for a call of a run, and returns the event that has

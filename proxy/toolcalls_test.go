@@ -84,6 +84,57 @@ func TestToolCalls(t *testing.T) {
 	}
 }
 
+// TestOrigins: a message is caused by the event whose id it has, or whose call's,
+// and by no other.
+func TestOrigins(t *testing.T) {
+	const call, other = "b54c8ffb-7be0-4c5f-9f4c-6f3a1f4f2b11", "b54c8ffb-7be0-4c5f-9f4c-6f3a1f4f2b12"
+	event := func(id, typ, payload string) audit.Event {
+		return audit.Event{ID: id, Run: "r", Type: typ, Payload: json.RawMessage(payload)}
+	}
+	called := func(id, callID, transport string) audit.Event {
+		return event(id, "agent.tool-called", fmt.Sprintf(`{"toolName":"t","callId":%q,"transport":%q}`, callID, transport))
+	}
+	for name, tt := range map[string]struct {
+		log     []audit.Event
+		message string
+		want    string
+	}{
+		"the id of the call":              {[]audit.Event{called("e0", call, "http"), called("e1", other, "http")}, call, "e0"},
+		"the id of a call of any kind":    {[]audit.Event{event("e0", "agent.toolCalled", `{"callId":"`+call+`"}`)}, call, "e0"},
+		"the id of the event":             {[]audit.Event{event(call, "agent.handoff", `{}`)}, call, call},
+		"the id of a decision":            {[]audit.Event{event(call, "orchestrator.decided", `null`)}, call, call},
+		"another id":                      {[]audit.Event{called("e0", call, "http")}, other, ""},
+		"the event is read twice":         {[]audit.Event{called("e0", call, "http"), called("e0", call, "http")}, call, "e0"},
+		"two events tell of one call":     {[]audit.Event{called("e0", call, "http"), called("e1", call, "http")}, call, ""},
+		"and then the first once more":    {[]audit.Event{called("e0", call, "http"), called("e1", call, "http"), called("e0", call, "http")}, call, ""},
+		"a call of a tool of MCP":         {[]audit.Event{called("e0", call, "mcp")}, call, ""},
+		"a call inside the host":          {[]audit.Event{called("e0", call, "native")}, call, ""},
+		"an id that others may have":      {[]audit.Event{called("e0", "call-1", "http")}, "call-1", ""},
+		"an event that causes no message": {[]audit.Event{event(call, "run.started", `{}`)}, call, ""},
+		"no id":                           {[]audit.Event{called("e0", "", "http")}, "", ""},
+	} {
+		var o origins
+		for _, e := range tt.log {
+			if !o.see(e) {
+				t.Errorf("%s: does not fit", name)
+			}
+		}
+		if got := o.events[tt.message]; got != tt.want {
+			t.Errorf("%s: caused by %q, want %q", name, got, tt.want)
+		}
+	}
+	var o origins
+	id := func(i int) string { return fmt.Sprintf("b54c8ffb-7be0-4c5f-9f4c-%012d", i) }
+	for i := range maxOrigins + 1 {
+		if fits := o.see(event(id(i), "agent.decided", `{}`)); fits != (i < maxOrigins) {
+			t.Errorf("event %d: fits = %v", i, fits)
+		}
+	}
+	if o.events[id(0)] != "" || o.events[id(1)] == "" || o.events[id(maxOrigins)] == "" || len(o.events) != maxOrigins {
+		t.Errorf("%d are remembered, want the newest %d", len(o.events), maxOrigins)
+	}
+}
+
 // TestCausingEvent: from the log of the caller to the log of what it has called:
 // the event that tells of a call is known on the other host, whose events say on
 // which host their cause is.

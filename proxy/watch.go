@@ -33,6 +33,7 @@ type watchedRun struct {
 	next     int64 // behind the newest event that any of them has seen
 	held     bool  // as of then: the latest decision may not be carried out yet
 	calls    toolCalls
+	origins  origins
 	nodes    nodes
 	collides bool // an event of it has the id of the one elsewhere that is said to have caused it
 	found    []audit.Finding
@@ -79,6 +80,9 @@ func (w *watcher) check(events []audit.Event, model audit.Model, streamed bool, 
 		}
 		if !run.calls.see(e) {
 			w.p.metrics.limit(limitToolCalls)
+		}
+		if !run.origins.see(e) {
+			w.p.metrics.limit(limitOrigins)
 		}
 		if !run.nodes.see(e) {
 			w.p.metrics.limit(limitNodes)

@@ -460,14 +460,16 @@ func readUntil(t testing.TB, r io.Reader, text string) (seen string) {
 }
 
 // TestOpenWOPCausingEvent: while somebody reads the log of a run, the event of its
-// tool call goes with the call to the other host's proxy.
+// tool call goes with the call to the other host's proxy, and that of an A2A message
+// whose id says which it is.
 func TestOpenWOPCausingEvent(t *testing.T) {
-	for _, majors := range owPairs {
-		t.Run(fmt.Sprintf("from v%d to v%d", majors[0], majors[1]), func(t *testing.T) {
+	for i := range 2 * len(owPairs) {
+		majors, via := owPairs[i/2], []string{"mcp", "a2a"}[i%2]
+		t.Run(fmt.Sprintf("from v%d to v%d by %s", majors[0], majors[1], via), func(t *testing.T) {
 			t.Parallel()
 			planner := newOWHost(t, "planner.example.com", majors[0], "127.0.0.2")
 			worker := newOWHost(t, "worker.example.com", majors[1], "127.0.0.3")
-			run := planner.begun(t, owPlan{Label: "root", Wait: true, Calls: []owCall{{Via: "mcp", To: worker.at(), Plan: owPlan{Label: "child"}}}}, nil)
+			run := planner.begun(t, owPlan{Label: "root", Wait: true, Calls: []owCall{{Via: via, To: worker.at(), Plan: owPlan{Label: "child"}}}}, nil)
 			resp, err := direct.Get(planner.ingress + planner.path("/runs/"+planner.segment(run.id)+"/events?streamMode=debug"))
 			if err != nil {
 				t.Fatal(err)

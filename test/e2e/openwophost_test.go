@@ -436,7 +436,7 @@ func (h *owHost) work(run *owRun) {
 			return
 		}
 		run.chunk(`{"text":"asking \u00e9\/"}`)
-		err := h.call(run, c)
+		err := h.call(run, c, cause)
 		run.add(returned, map[string]any{"agentId": "caller", "toolName": "run", "callId": fmt.Sprint("call-", i)}, cause)
 		run.add("node.completed", map[string]any{"nodeId": fmt.Sprint("node-", i)}, "")
 		if err != nil {
@@ -484,8 +484,9 @@ func (h *owHost) ready(run *owRun) bool {
 	}
 }
 
-// call begins a run on another host and waits for its end.
-func (h *owHost) call(run *owRun, c owCall) error {
+// call begins a run on another host, for what an event of the log tells of, and
+// waits for its end.
+func (h *owHost) call(run *owRun, c owCall, event string) error {
 	args, _ := json.Marshal(c.Plan) // always marshals
 	quoted, _ := json.Marshal(string(args))
 	major, to, _ := strings.Cut(c.To, " ")
@@ -499,7 +500,7 @@ func (h *owHost) call(run *owRun, c owCall) error {
 	case "mcp":
 		body = fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":%s}}`, args)
 	case "a2a":
-		body = fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{"message":{"role":%q,"messageId":"m-%s","parts":[`+part+`]}}}`, send, role, randomHex(16), quoted)
+		body = fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{"message":{"role":%q,"messageId":%q,"parts":[`+part+`]}}}`, send, role, event, quoted)
 	case "rest":
 		prefix, body = prefix+"/runs", fmt.Sprintf(`{"workflowId":"calls","inputs":%s}`, args)
 	}
