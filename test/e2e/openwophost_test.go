@@ -30,6 +30,7 @@ type owHost struct {
 	major  int
 	base   string // where it listens itself
 	traced bool   // it sends on the trace that a run began in, as with OpenTelemetry
+	guard  *owGuard
 	client *http.Client
 
 	mu      sync.Mutex
@@ -67,6 +68,7 @@ type owRun struct {
 	id     string
 	minted string // the Run-Id it came with, for the test: the host makes no use of it
 	within bool   // it was begun by another run of the host
+	owner  string // the credential that it was begun with
 	source string // of a fork
 	plan   owPlan
 	trace  http.Header
@@ -93,14 +95,19 @@ type owAnswer struct {
 	body   []byte
 }
 
+// newToy makes a host of a major, that listens nowhere and has no wopproxy yet.
+func newToy(major int) *owHost {
+	return &owHost{
+		major: major, traced: true,
+		runs: map[string]*owRun{}, answers: map[string]owAnswer{}, opened: make(chan struct{}),
+	}
+}
+
 // newOWHost starts a host of a major, 1 or 2, and its wopproxy, both on the
 // given loopback address where this system has it.
 func newOWHost(t testing.TB, hostID string, major int, addr string, overrides ...settings) *owHost {
 	t.Helper()
-	h := &owHost{
-		major: major, traced: true,
-		runs: map[string]*owRun{}, answers: map[string]owAnswer{}, opened: make(chan struct{}),
-	}
+	h := newToy(major)
 	l, err := net.Listen("tcp", addr+":0")
 	if err != nil { // only Linux has all of 127.0.0.0/8 without being told
 		addr = "127.0.0.1"
@@ -279,7 +286,7 @@ func (h *owHost) created(run *owRun, more map[string]any) []byte {
 // begin makes a run that has done nothing yet.
 func (h *owHost) begin(p owPlan, header http.Header, source string) *owRun {
 	run := &owRun{
-		id: "run-" + randomHex(16), minted: header.Get("Run-Id"), source: source, plan: p, trace: http.Header{},
+		id: "run-" + randomHex(16), minted: header.Get("Run-Id"), owner: header.Get("Authorization"), source: source, plan: p, trace: http.Header{},
 		status: "running", changed: make(chan struct{}), done: make(chan struct{}),
 	}
 	if h.major == 2 {
@@ -318,6 +325,13 @@ func (h *owHost) one(w http.ResponseWriter, r *http.Request, rest string) {
 	h.mu.Lock()
 	run := h.runs[h.unsegment(segment)]
 	h.mu.Unlock()
+	if h.guard != nil {
+		admitted, answered := h.guard.admit(w, r, h, h.unsegment(segment), run)
+		if answered {
+			return
+		}
+		run = admitted
+	}
 	get := r.Method == http.MethodGet && verb == ""
 	switch {
 	case run == nil:
