@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -133,9 +134,10 @@ func (s *sidecar) serve(t testing.TB, env []string, file string) {
 
 // newFront is the public address of s.
 func newFront(t testing.TB, s *sidecar) string {
-	front := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(s.frontTo.Load())
-	}})
+	front := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite:  func(r *httputil.ProxyRequest) { r.SetURL(s.frontTo.Load()) },
+		ErrorLog: log.New(io.Discard, "", 0), // a program that a test has killed is no news
+	})
 	t.Cleanup(front.Close)
 	return front.URL
 }
