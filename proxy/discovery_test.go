@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -125,17 +126,66 @@ func TestDiscoveryOfAHostWithoutOne(t *testing.T) {
 	}
 }
 
-// A compressed document passes as it is, and is counted.
+// A compressed document passes as it is, and is counted, also to who asks for its head.
 func TestDiscoveryCompressed(t *testing.T) {
 	h := newDocumentHost(t)
-	h.says("\x1f\x8b not for us to read", "Content-Encoding", "gzip")
+	doc := gzipped(t, level2)
+	h.says(doc, "Content-Encoding", "gzip", "Etag", `"host"`)
 	s := newSidecar(t, "agent.example.com", "http://"+h.addr)
-	resp, body, asked := h.fetch(t, s, http.MethodGet, "/.well-known/openwop", "Accept-Encoding", "gzip")
-	if body != "\x1f\x8b not for us to read" || resp.Header.Get("Content-Encoding") != "gzip" || asked.Header["Accept-Encoding"] != nil {
-		t.Errorf("answer = %q, %v; the host was asked for %q", body, resp.Header, asked.Header["Accept-Encoding"])
+	for _, method := range []string{http.MethodGet, http.MethodHead} {
+		resp, body, asked := h.fetch(t, s, method, "/.well-known/openwop", "Accept-Encoding", "gzip", "If-None-Match", `"other"`)
+		want := doc
+		if method == http.MethodHead {
+			want = ""
+		}
+		if resp.StatusCode != 200 || body != want || int(resp.ContentLength) != len(doc) || resp.Header.Get("Content-Encoding") != "gzip" || resp.Header.Get("Etag") != `"host"` {
+			t.Errorf("%s: %d %q, length %d, %v, want the host's own", method, resp.StatusCode, body, resp.ContentLength, resp.Header)
+		}
+		if asked.Header["Accept-Encoding"] != nil {
+			t.Errorf("%s: the host was asked for %q", method, asked.Header["Accept-Encoding"])
+		}
 	}
-	s.wantSeries(t, discoveries("refused"), 1)
-	s.wantSeries(t, unread("discovery", "encoded"), 1)
+	s.wantSeries(t, discoveries("refused"), 2)
+	s.wantSeries(t, unread("discovery", "encoded"), 2)
+}
+
+// A tag is that of one representation: it changes with the major, with what the host
+// says, and with what its document is made to say; an old one gets the new document.
+func TestDiscoveryTags(t *testing.T) {
+	h := newDocumentHost(t)
+	s := newSidecar(t, "agent.example.com", "http://"+h.addr)
+	v2 := `{"protocolVersions":["2.0"],"multiAgent":{"executionModel":{"version":2}}}`
+	seen := map[string]string{} // tag: what it stands for
+	for _, doc := range []string{level2, v2} {
+		for _, claim := range []Claim{ClaimExtension, ClaimLevel3, ClaimNothing} {
+			pol := *s.policy.Load()
+			pol.Claim = claim
+			s.policy.Store(&pol)
+			h.says(doc, "Etag", `"`+strconv.Itoa(len(doc))+`"`) // the host's own differs by document
+			what := string(claim) + " " + doc
+			for tag, of := range seen {
+				resp, _, _ := h.fetch(t, s, http.MethodGet, "/.well-known/openwop", "If-None-Match", tag)
+				if resp.StatusCode != 200 {
+					t.Errorf("%s, asked with the tag of %s: %d, want 200", what, of, resp.StatusCode)
+				}
+			}
+			resp, _, _ := h.fetch(t, s, http.MethodGet, "/.well-known/openwop")
+			tag := resp.Header.Get("Etag")
+			if of := seen[tag]; tag == "" || of != "" {
+				t.Errorf("%s: tag %q, which is that of %q", what, tag, of)
+			}
+			seen[tag] = what
+			for _, condition := range []string{tag, `W/` + tag, `"x", ` + tag} {
+				if claim == ClaimNothing {
+					break // the host answers for its own
+				}
+				resp, body, _ := h.fetch(t, s, http.MethodGet, "/.well-known/openwop", "If-None-Match", condition)
+				if resp.StatusCode != http.StatusNotModified || body != "" || resp.Header.Get("Etag") != tag {
+					t.Errorf("%s, asked with %s: %d %q, tag %s, want 304", what, condition, resp.StatusCode, body, resp.Header.Get("Etag"))
+				}
+			}
+		}
+	}
 }
 
 // The addresses of a run that was created lead through ingress, and the run is

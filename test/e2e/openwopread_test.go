@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -90,4 +91,78 @@ func TestOpenWOPUnadvertised(t *testing.T) {
 			t.Errorf("discovery = %s, want the host's own", doc)
 		}
 	})
+}
+
+// TestOpenWOPMalformedTrace creates runs with a trace context that is none: the run
+// begins all the same, in a new trace, which its calls go on with, and who has caused
+// it is recorded.
+func TestOpenWOPMalformedTrace(t *testing.T) {
+	worker := newOWHost(t, "worker.example.com", 2, "127.0.0.3")
+	for _, major := range []int{1, 2} {
+		planner := newOWHost(t, "planner.example.com", major, "127.0.0.2")
+		traces := map[string]bool{}
+		for i, bad := range []string{
+			"garbage", "00-00000000000000000000000000000000-00f067aa0ba902b7-01", "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+			"00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+			"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more", "",
+		} {
+			header := forgedAncestry("acme/0123456789abcdef", "front.example.com", "https://front.example.com/.well-known/openwop")
+			header.Set("Traceparent", bad)
+			header.Set("Tracestate", "vendor=1")
+			label := fmt.Sprint(major, " ", i)
+			run := planner.begun(t, owPlan{Label: label, Calls: []owCall{{Via: "a2a", To: worker.at(), Plan: owPlan{Label: "of " + label}}}}, header)
+			if err := run.await(t); err != nil {
+				t.Fatal(err)
+			}
+			trace := traceOf(run.trace.Get("Traceparent"))
+			if trace == "" || traces[trace] || strings.Contains(bad, trace) || strings.Contains(run.trace.Get("Tracestate"), "vendor") {
+				t.Errorf("v%d, %q: the host was given %v, want a trace of its own", major, bad, run.trace)
+			}
+			traces[trace] = true
+			if got := traceOf(worker.called("of " + label).trace.Get("Traceparent")); got != trace {
+				t.Errorf("v%d, %q: the call went out in trace %q, want %q", major, bad, got, trace)
+			}
+			if got := planner.ancestry(t, run.id); got.HostID != "front.example.com" {
+				t.Errorf("v%d, %q: parent = %+v, want the one that was told", major, bad, got)
+			}
+		}
+	}
+}
+
+// TestOpenWOPStalePointer: a host that has lost its links confirms nothing any more,
+// and the pointer that others keep stays what it was.
+func TestOpenWOPStalePointer(t *testing.T) {
+	planner := newOWHost(t, "planner.example.com", 1, "127.0.0.2")
+	worker := newOWHost(t, "worker.example.com", 2, "127.0.0.3")
+	run := planner.begun(t, owPlan{Label: "root", Wait: true, Calls: []owCall{{Via: "a2a", To: worker.at(), Plan: owPlan{Label: "child"}}}}, nil)
+	planner.open()
+	if err := run.await(t); err != nil {
+		t.Fatal(err)
+	}
+	child := worker.called("child").id
+	if w := owWalkFrom(t, worker, child, "-allow", "127.0.0.0/8"); w.Stop != "root" || len(w.Hops) != 2 {
+		t.Errorf("walk = %+v, want it to the root", w)
+	}
+	planner.stop(t)
+	file, err := os.ReadFile(planner.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := decode[struct {
+		Ancestry struct {
+			Store struct{ Bolt struct{ Dir string } }
+		}
+	}](t, file).Ancestry.Store.Bolt.Dir
+	if err := os.RemoveAll(dir); err != nil || dir == "" {
+		t.Fatalf("remove the store %q: %v", dir, err)
+	}
+	planner.serve(t, nil, planner.file)
+	w := owWalkFrom(t, worker, child, "-allow", "127.0.0.0/8")
+	want := owWalk{Stop: "not-found", Hops: []owHop{
+		{RunID: child, HostID: "worker.example.com", Confirmed: true},
+		{RunID: run.id, HostID: "planner.example.com", Cause: "a2a-message"},
+	}}
+	if diff := cmp.Diff(want, w); diff != "" {
+		t.Errorf("walk over a stale pointer (-want +got):\n%s", diff)
+	}
 }
