@@ -567,11 +567,13 @@ const (
 
 // Limits bounds what the proxy holds in memory and how far runs may delegate.
 type Limits struct {
-	// MaxDepth is how many ancestors a run may have; a call that would exceed
-	// it is refused with 508. Default 64; 0 to 10000, 0 turns the refusal off.
+	// MaxDepth is how many ancestors a run may have; a call that arrives and would
+	// exceed it is refused with 508. Default 64; 0 to 10000, 0 turns the refusal
+	// off. What leaves is never refused: its depth is for the host to judge that it
+	// arrives at, which may be a tool that goes no deeper.
 	MaxDepth int `yaml:"maxDepth" min:"0" max:"10000"`
 	// MaxVisitsPerHost is how often this host may stand in one ancestry; a call
-	// that would exceed it is refused with 508. Default 0; 0 to 10000, 0 turns
+	// that arrives with more is refused with 508. Default 0; 0 to 10000, 0 turns
 	// the refusal off, because hosts that call each other in turn are common. At
 	// most the 16 nearest ancestors arrive with a call: what can't stand among
 	// them as often is never refused, and left to maxDepth.

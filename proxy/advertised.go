@@ -104,6 +104,10 @@ func (p *Proxy) AncestryEndpoint(ctx context.Context, v1 bool) ancestry.Endpoint
 	case !told.Endpoint:
 		return ancestry.EndpointAbsent
 	case told.HostID != "" && told.HostID != p.o.HostID:
+		p.foreignName.Do(func() {
+			p.o.Logger.WarnContext(ctx, "the host advertises ancestry in another name than ours, and answers for it itself: host.id has to be the hostId that the host advertises",
+				"host", told.HostID, "configured", p.o.HostID)
+		})
 		return ancestry.EndpointForeign
 	}
 	return ancestry.EndpointServed

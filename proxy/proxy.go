@@ -102,7 +102,8 @@ type Proxy struct {
 	extension  string       // of discovery
 	intercept  *interceptor // nil: no TLS is intercepted
 
-	signedCard sync.Once // the warning of a signed agent card
+	signedCard  sync.Once // the warning of a signed agent card
+	foreignName sync.Once // that of a host that goes by another name
 }
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.
