@@ -63,8 +63,8 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
 		x.clues.Credential = t.run
 	}
-	x.duplex(w)
 	out := x.outgoing(r)
+	x.duplex(w)
 	x.guard(func() { x.leave(out); x.handOff(out) })
 	if f := x.withheld(); f != nil {
 		f.write(w)

@@ -40,6 +40,8 @@ type exchange struct {
 	url  url.URL      // of out
 	lent lentBody     // of out, if the transport reads it from the client
 
+	atHand bool // the body of out can be written at once
+
 	informing sync.Mutex
 	informs   http.ResponseWriter // takes informational answers; nil: none any more
 
@@ -223,6 +225,7 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 		r.Body = &behind{io.MultiReader(bytes.NewReader(body), x.rest), x.rest}
 		return
 	}
+	x.atHand = true
 	fresh := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	r.Body, _ = fresh()
 	// With GetBody the transport may repeat a request that met a connection which

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -25,14 +26,33 @@ func (x *exchange) outgoing(r *http.Request) *http.Request {
 	case r.ContentLength == 0:
 		out.Body = nil // which, unlike an empty one, can be sent again
 	case x.body == nil && x.rest == nil:
-		x.lent.ReadCloser = r.Body
-		out.Body = &x.lent
+		x.lend(out)
 	}
 	if out.Header["User-Agent"] == nil {
 		out.Header["User-Agent"] = []string{""} // or the transport would sign for us
 	}
 	return out
 }
+
+// lend gives r the body of the client's request: read already, if it is short and
+// comes in time, so that it can be sent at once.
+func (x *exchange) lend(r *http.Request) {
+	body := r.Body
+	if r.ContentLength > 0 && r.ContentLength <= shortBody && r.Header["Expect"] == nil {
+		all, rest, _ := readBody(body, false, r.ContentLength, shortBody, x.policy.BodyPatience)
+		if x.atHand = all != nil; x.atHand {
+			r.Body = io.NopCloser(bytes.NewReader(all))
+			return
+		}
+		body = rest
+	}
+	x.lent.ReadCloser = body
+	r.Body = &x.lent
+}
+
+// shortBody is how long a body may be that is read, though it is not looked at,
+// before its request goes on.
+const shortBody = 2 << 10
 
 // lentBody is the body of a client's request in the hands of a transport. That one
 // closes it when it fails, which in net/http waits for the rest of it, and may read

@@ -21,8 +21,8 @@ func (p *Proxy) Ingress() http.Handler {
 			f.write(w)
 			return
 		}
-		x.duplex(w)
 		out := x.toHost(r)
+		x.duplex(w)
 		x.forward(w, out, x.host(), x.fromHost)
 	})
 }
@@ -30,7 +30,7 @@ func (p *Proxy) Ingress() http.Handler {
 // duplex lets the answer begin while the body of the request is still read: Go's
 // server would close the body then (golang/go#40747).
 func (x *exchange) duplex(w http.ResponseWriter) {
-	if x.body == nil {
+	if !x.atHand && x.out.Body != nil {
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always is
 	}
 }

@@ -42,12 +42,14 @@ func newTransport(dial dialFunc) *http.Transport {
 
 // transports sends each request by the protocol that it needs.
 type transports struct {
+	plain *client
 	http1 *http.Transport // and HTTP/2 where TLS negotiates it
 	h2c   *http.Transport
 }
 
 func newTransports(dial dialFunc) *transports {
-	t := &transports{newTransport(dial), newTransport(dial)}
+	t := &transports{http1: newTransport(dial), h2c: newTransport(dial)}
+	t.plain = &client{dial: t.http1.DialContext}
 	t.h2c.Protocols = new(http.Protocols)
 	t.h2c.Protocols.SetUnencryptedHTTP2(true)
 	return t
@@ -59,6 +61,9 @@ func (t *transports) send(r *http.Request, x *exchange) (*http.Response, error) 
 	if r.URL.Scheme == "http" && isGRPC(r) {
 		return sendBy{t.h2c}.send(r, x)
 	}
+	if canPeek && t.plain.takes(r, x.atHand) {
+		return t.plain.send(r, x)
+	}
 	return sendBy{t.http1}.send(r, x)
 }
 
@@ -68,6 +73,7 @@ func (t *transports) trust(roots *x509.CertPool) {
 }
 
 func (t *transports) closeIdle() {
+	t.plain.closeIdle()
 	t.http1.CloseIdleConnections()
 	t.h2c.CloseIdleConnections()
 }
