@@ -12,6 +12,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// lateCommit is how long a commit takes at a disk that is not well.
+const lateCommit = time.Second
+
 // Back-off between attempts at a store that fails.
 const (
 	minBackoff = 50 * time.Millisecond
@@ -37,9 +40,11 @@ type Recorder struct {
 	wake  chan struct{} // holds a token when pending may have links
 
 	mu       sync.Mutex
-	pending  *batch // takes new links; only grows
-	storing  *batch // with the store; never nil, empty when there is none
-	stopped  bool   // Run has been told to stop: nothing is accepted any more
+	pending  *batch    // takes new links; only grows
+	storing  *batch    // with the store; never nil, empty when there is none
+	began    time.Time // when storing was taken
+	late     bool      // the last commit took longer than lateCommit
+	stopped  bool      // Run has been told to stop: nothing is accepted any more
 	degraded bool
 }
 
@@ -84,7 +89,7 @@ func NewRecorder(store Store, o RecorderOptions) *Recorder {
 		pending: newBatch(),
 		storing: newBatch(),
 	}
-	r.m = newRecorderMetrics(o.Registerer, r.queued)
+	r.m = newRecorderMetrics(o.Registerer, r)
 	return r
 }
 
@@ -134,11 +139,13 @@ func (r *Recorder) queuedLocked() int { return len(r.pending.links) + len(r.stor
 
 // Degraded reports whether links are being lost or late: from the first that
 // was dropped, or the first commit that failed, until a commit succeeds and
-// leaves less than half the queue in use.
+// leaves less than half the queue in use; and while links wait for a disk that
+// takes longer than a second.
 func (r *Recorder) Degraded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.degraded
+	storing := len(r.storing.links) > 0
+	return r.degraded || storing && (r.late || time.Since(r.began) > lateCommit)
 }
 
 // Run stores links until ctx ends. Then it accepts no more, tries once to store
@@ -173,7 +180,7 @@ func (r *Recorder) take() *batch {
 	if len(r.pending.links) == 0 {
 		return nil
 	}
-	r.storing, r.pending = r.pending, newBatch()
+	r.storing, r.pending, r.began = r.pending, newBatch(), time.Now()
 	return r.storing
 }
 
@@ -186,11 +193,11 @@ func (r *Recorder) commit(ctx context.Context, b *batch) {
 		err := r.store.Record(context.WithoutCancel(ctx), b.links)
 		r.m.observe(len(b.links), time.Since(start), err)
 		if err == nil || last {
-			r.finish(b, err)
+			r.finish(b, time.Since(start), err)
 			return
 		}
 		r.setDegraded()
-		r.log.WarnContext(ctx, "store links failed", "links", len(b.links), "retry", wait, "err", err)
+		r.log.WarnContext(ctx, "store links failed", "links", len(b.links), "retry", wait.String(), "err", err)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -199,9 +206,10 @@ func (r *Recorder) commit(ctx context.Context, b *batch) {
 }
 
 // finish tells everyone who waits for b how it ended.
-func (r *Recorder) finish(b *batch, err error) {
+func (r *Recorder) finish(b *batch, took time.Duration, err error) {
 	n := len(b.links)
 	r.mu.Lock()
+	r.late = took > lateCommit
 	r.storing = newBatch()
 	r.degraded = err != nil || r.degraded && r.queuedLocked() >= (r.queue+1)/2
 	r.mu.Unlock()
@@ -236,7 +244,7 @@ type recorderMetrics struct {
 	dropped *prometheus.CounterVec
 }
 
-func newRecorderMetrics(reg prometheus.Registerer, queued func() int) recorderMetrics {
+func newRecorderMetrics(reg prometheus.Registerer, r *Recorder) recorderMetrics {
 	m := recorderMetrics{
 		links: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "wopproxy_store_links_total", Help: "Links made durable.",
@@ -262,7 +270,15 @@ func newRecorderMetrics(reg prometheus.Registerer, queued func() int) recorderMe
 		reg.MustRegister(m.links, m.commits, m.seconds, m.dropped,
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "wopproxy_store_queue_length", Help: "Links that wait to be stored.",
-			}, func() float64 { return float64(queued()) }))
+			}, func() float64 { return float64(r.queued()) }),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+				Name: "wopproxy_store_degraded", Help: "1 while links are being lost or late.",
+			}, func() float64 {
+				if r.Degraded() {
+					return 1
+				}
+				return 0
+			}))
 	}
 	return m
 }

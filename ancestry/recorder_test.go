@@ -251,6 +251,45 @@ func TestRecorderRetries(t *testing.T) {
 	})
 }
 
+// A disk that answers late is told of while links wait for it, and no longer.
+func TestRecorderSlowDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRecording(t, 100)
+		r.answers = make(chan error)
+		first := r.Record(run(0))
+		r.wantDegraded(false)
+		time.Sleep(time.Second)
+		r.wantDegraded(false)
+		r.wantMetric(0, "wopproxy_store_degraded", "")
+		time.Sleep(time.Nanosecond)
+		r.wantDegraded(true)
+		r.wantMetric(1, "wopproxy_store_degraded", "")
+		second := r.Record(run(1))
+		r.answers <- nil
+		r.wantDegraded(true) // the next one is likely to be as slow
+		if !done(first) || done(second) {
+			t.Errorf("the first is done = %v, the second = %v", done(first), done(second))
+		}
+		time.Sleep(2 * time.Second)
+		r.answers <- nil
+		r.wantDegraded(false) // nothing waits
+		third := r.Record(run(2))
+		r.wantDegraded(true)
+		r.answers <- nil
+		r.wantDegraded(false)
+		r.Record(run(3))
+		r.wantDegraded(false) // the last was quick
+		r.answers <- nil
+		synctest.Wait()
+		if !done(third) || third.Err() != nil {
+			t.Errorf("third = %v", third.Err())
+		}
+		r.wantMetric(0, "wopproxy_store_dropped_total", "")
+		r.stop()
+		<-r.stopped
+	})
+}
+
 func TestRecorderStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRecording(t, 0)
@@ -361,6 +400,7 @@ func TestRecorderMetricNames(t *testing.T) {
 		"wopproxy_store_commit_seconds",
 		"wopproxy_store_commits_total outcome=error",
 		"wopproxy_store_commits_total outcome=ok",
+		"wopproxy_store_degraded",
 		"wopproxy_store_dropped_total reason=invalid",
 		"wopproxy_store_dropped_total reason=queue_full",
 		"wopproxy_store_dropped_total reason=stopped",

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -74,6 +75,8 @@ func explain(path string, err error) error {
 		return fmt.Errorf("%s %w: stop it or give this one its own ancestry.store.bolt.dir", path, ErrInUse)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: %w: let the user that wopproxy runs as own the directory and its files", path, err)
+	case errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%s: %w: make the disk writable, or make room on it, or name another ancestry.store.bolt.dir", path, err)
 	case errors.Is(err, errNewer):
 		return fmt.Errorf("%s was written by a newer wopproxy (%w): run that version, or move the file away to start without its links", path, err)
 	}

@@ -41,7 +41,7 @@ func (s *sidecar) ready(w http.ResponseWriter, _ *http.Request) {
 	case s.draining.Load():
 		http.Error(w, "draining", http.StatusServiceUnavailable)
 	case s.recorder.Degraded():
-		io.WriteString(w, "degraded: links can't be stored, see wopproxy_store_dropped_total and the log\n")
+		io.WriteString(w, "degraded: links can't be stored, or only late: see wopproxy_store_commit_seconds, wopproxy_store_dropped_total and the log\n")
 	default:
 		io.WriteString(w, "ok\n")
 	}
