@@ -219,6 +219,46 @@ func TestWindows(t *testing.T) {
 	}
 }
 
+// A clock that jumps, back or ahead and back, loses nothing and stops nothing: the
+// store goes on with the window it has, and with the next when that is full.
+func TestClockJumps(t *testing.T) {
+	c := newClock()
+	o := Options{Dir: t.TempDir(), Now: c.now, Window: time.Hour, Fill: 4, MaxAge: 48 * time.Hour}
+	s := open(t, o)
+	n := 0
+	add := func() {
+		t.Helper()
+		l := link(n)
+		l.Time = c.now() // as runs are noted that begin now
+		record(t, s, l)
+		n++
+		for i := range n {
+			wantFound(t, s, true, link(i).Run, link(i).Alias)
+		}
+		if links, _, err := s.Children(t.Context(), "parent-0", "", 100); len(links) != min(n, 10) || err != nil {
+			t.Errorf("%d links: %d children, %v", n, len(links), err)
+		}
+	}
+	for _, jump := range []time.Duration{0, -time.Hour, -1000 * time.Hour, 3 * time.Hour, 1000 * time.Hour, 30 * time.Hour, -40 * time.Hour} {
+		c.add(jump)
+		for range 3 {
+			add()
+		}
+		if gone, err := s.Prune(t.Context(), c.now()); gone != 0 || err != nil {
+			t.Errorf("Prune after %v = %d, %v", jump, gone, err)
+		}
+		closeChecked(t, s)
+		s = open(t, o)
+	}
+	if windows := len(*s.windows.Load()); windows < n/4 {
+		t.Errorf("%d links in %d windows of 4", n, windows)
+	}
+	c.add(2000 * time.Hour)
+	if gone, err := s.Prune(t.Context(), c.now()); gone != n || err != nil {
+		t.Errorf("Prune when all are old = %d, %v, want %d", gone, err, n)
+	}
+}
+
 // A window that is full ends early, and all that it holds is found as before.
 func TestFullWindows(t *testing.T) {
 	c := newClock()
