@@ -23,8 +23,9 @@ import (
 
 // owHost is a host with OpenWOP's own API, of one major, behind its own
 // wopproxy. It knows nothing of RFC 0040: it has no ancestry endpoint, claims no
-// cross-host causation and takes no notice of who calls. Runs begin over REST,
-// as MCP tool calls and as A2A messages, and call other hosts in the same ways.
+// cross-host causation and takes no notice of who calls, unless it has a guard. Runs
+// begin over REST, as MCP tool calls and as A2A messages, and call other hosts in the
+// same ways.
 type owHost struct {
 	*sidecar
 	major  int
