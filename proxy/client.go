@@ -383,7 +383,7 @@ type answerBody struct {
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		b.end(true)
 	case err != nil:
 		if b.end(false); b.ctx.Err() != nil {

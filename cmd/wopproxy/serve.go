@@ -22,6 +22,9 @@ On the admin listener: /livez /readyz /startupz /metrics, /ancestry/v1/ and
 Spans are exported if tracing.otlp.endpoint or OTEL_EXPORTER_OTLP_ENDPOINT is
 set. OTEL_* variables count where the file is silent.
 
+In a container that is limited to one CPU, or in memory, GOMAXPROCS and GOMEMLIMIT
+are set to fit, unless they are set already.
+
 `
 
 func serveCommand(ctx context.Context, args []string, _, stderr io.Writer) error {
@@ -43,5 +46,8 @@ func serveCommand(ctx context.Context, args []string, _, stderr io.Writer) error
 		return err
 	}
 	s.file = *file
+	if chosen := fit(os.DirFS("/"), os.LookupEnv); chosen != nil {
+		s.log.InfoContext(ctx, "fitted to the limits of the control group", chosen...)
+	}
 	return s.run(ctx)
 }
