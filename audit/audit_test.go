@@ -127,22 +127,61 @@ func TestHeld(t *testing.T) {
 func TestMemory(t *testing.T) {
 	began := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	wrote := began.Add(10 * time.Minute)
-	r := NewRun("r1", UnknownModel)
-	r.Event(Event{ID: "e0", Run: "r1", Type: "memory.written", Time: wrote, Payload: json.RawMessage(`{"memoryRef":"m","memoryId":"m1"}`)})
+	w, ok := ParseWrite(Event{ID: "e0", Run: "r1", Type: "memory.written", Sequence: 3, Time: wrote, Payload: json.RawMessage(`{"memoryRef":"m","memoryId":"m1"}`)})
+	if !ok {
+		t.Fatal("memory.written is not read")
+	}
 	for _, tt := range []struct {
 		name  string
 		entry Entry
 		want  int
 	}{
-		{"by the write", Entry{"m1", wrote, wrote.Add(time.Hour), time.Hour}, 0},
-		{"by the parent's start", Entry{"m1", wrote, began.Add(time.Hour), time.Hour}, 1},
-		{"created before it was written", Entry{"m1", began, began.Add(time.Hour), 0}, 1},
-		{"of unknown life", Entry{"m1", wrote, began.Add(time.Hour), 0}, 0},
-		{"without expiry", Entry{"m1", began, time.Time{}, 0}, 0},
-		{"not of this run", Entry{"m2", began, began, time.Hour}, 0},
+		{"by the write", Entry{"m", "m1", wrote, wrote.Add(time.Hour)}, 0},
+		{"clocks that differ a little", Entry{"m", "m1", wrote.Add(-clockSlack), wrote.Add(time.Hour)}, 0},
+		{"created before it was written", Entry{"m", "m1", began, began.Add(time.Hour)}, 1},
+		{"over before it began", Entry{"m", "m1", wrote, began.Add(time.Minute)}, 1},
+		{"of unknown life", Entry{"m", "m1", wrote, began.Add(time.Hour)}, 0},
+		{"of unknown age", Entry{"m", "m1", time.Time{}, wrote.Add(time.Hour)}, 0},
+		{"without expiry", Entry{"m", "m1", began, time.Time{}}, 0},
+		{"another entry", Entry{"m", "m2", began, began}, 0},
+		{"another scope", Entry{"n", "m1", began, began}, 0},
 	} {
-		if found := r.Memory(tt.entry); len(found) != tt.want {
-			t.Errorf("%s: Memory = %v, want %d findings", tt.name, found, tt.want)
+		found := w.Check(tt.entry)
+		if len(found) != tt.want {
+			t.Errorf("%s: Check = %v, want %d findings", tt.name, found, tt.want)
+		}
+		for _, f := range found {
+			if f.Rule != RuleMemoryExpiry || f.Run != "r1" || f.Event != "e0" || f.Sequence != 3 {
+				t.Errorf("%s: finding = %+v, want one of event e0", tt.name, f)
+			}
+		}
+	}
+	for _, e := range []Event{
+		{Type: "memory.written", Time: wrote, Payload: json.RawMessage(`{"memoryRef":"m"}`)},
+		{Type: "memory.written", Time: wrote, Payload: json.RawMessage(`[]`)},
+		{Type: "memory.written", Payload: json.RawMessage(`{"memoryRef":"m","memoryId":"m1"}`)},
+		{Type: "memory.compacted", Time: wrote, Payload: json.RawMessage(`{"memoryRef":"m","memoryId":"m1"}`)},
+	} {
+		if w, ok := ParseWrite(e); ok {
+			t.Errorf("ParseWrite(%+v) = %+v, want nothing", e, w)
+		}
+	}
+}
+
+func TestParseEntries(t *testing.T) {
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	for doc, want := range map[string][]Entry{
+		`{"memoryRef":"m","entry":{"id":"a","content":"x","createdAt":"2026-01-01T12:00:00Z"}}`:                                         {{"m", "a", at, time.Time{}}},
+		`{"memoryRef":"m","entries":[{"id":"a","createdAt":"2026-01-01T12:00:00.000Z","expiresAt":"2026-01-01T12:00:00Z"},{"id":"b"}]}`: {{"m", "a", at, at}, {"m", "b", time.Time{}, time.Time{}}},
+		`{"memoryRef":"m","entries":[{"id":"a","createdAt":"yesterday"},[],{"id":7},{"content":"x"},null]}`:                             nil,
+		`{"entries":[{"id":"a"}]}`:                        nil,
+		`{"id":"a","createdAt":"2026-01-01T12:00:00Z"}`:   nil,
+		`{"memoryRef":"m","memoryId":"a","removed":true}`: nil,
+		`{"memoryRef":"m","entry":null}`:                  nil,
+		`no JSON`:                                         nil,
+	} {
+		if got := ParseEntries([]byte(doc)); !slices.Equal(got, want) {
+			t.Errorf("ParseEntries(%s) = %v, want %v", doc, got, want)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Check checks the logs of all runs that events are of, in the order of their
@@ -44,35 +43,6 @@ func Check(events []Event, m Model) []Finding {
 		}
 	}
 	return found
-}
-
-// Entry is an entry of memory as the host shows it.
-type Entry struct {
-	ID               string
-	Created, Expires time.Time
-	TTL              time.Duration // 0 if it is not known
-}
-
-// clockSlack is what two notes of one moment may differ by.
-const clockSlack = 2 * time.Second
-
-// Memory checks that an entry which the run has written expires by the time of
-// that write, and not of the parent's start.
-func (r *Run) Memory(x Entry) []Finding {
-	written, ok := r.memory[x.ID]
-	if !ok || x.Expires.IsZero() {
-		return nil
-	}
-	f := Finding{Rule: RuleMemoryExpiry, Run: r.id, Sequence: r.next - 1}
-	switch {
-	case !x.Created.IsZero() && x.Created.Sub(written).Abs() > clockSlack:
-		f.Text = "entry " + x.ID + " was written at " + written.Format(time.RFC3339) + ", and says that it was created at " + x.Created.Format(time.RFC3339)
-	case x.TTL > 0 && x.Expires.Sub(written.Add(x.TTL)).Abs() > clockSlack:
-		f.Text = "entry " + x.ID + " was written at " + written.Format(time.RFC3339) + " for " + x.TTL.String() + ", and expires at " + x.Expires.Format(time.RFC3339)
-	default:
-		return nil
-	}
-	return []Finding{f}
 }
 
 // ForkRefusal checks the answer of a host of that major to a fork of run at

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 )
 
 // MaxEvents is how many events of a run are remembered, so that what names them
@@ -28,9 +27,8 @@ type Run struct {
 	latest     *decision
 	last       *decision // the decision to terminate
 	escalation *escalation
-	chains     map[string]step // by the id of the event that a next step may name
-	open       int             // chains that have not ended
-	memory     map[string]time.Time
+	chains     map[string]step   // by the id of the event that a next step may name
+	open       int               // chains that have not ended
 	children   map[string]string // child run → the phase that told of its end
 	end        string            // the type of the event that ended the run
 	found      []Finding         // by the event that is looked at
@@ -74,7 +72,6 @@ func NewRun(id string, m Model) *Run {
 		seen:      make(map[string]struct{}),
 		decisions: make(map[string]*decision),
 		chains:    make(map[string]step),
-		memory:    make(map[string]time.Time),
 		children:  make(map[string]string),
 	}
 }
@@ -119,13 +116,6 @@ func (r *Run) look(e Event) {
 		"approval.rejected", "approval.overridden", "node.resumed":
 		if r.escalation != nil && r.escalation.asked {
 			r.escalation.answered = true
-		}
-	case "memory.written":
-		var p struct {
-			ID string `json:"memoryId"`
-		}
-		if json.Unmarshal(e.Payload, &p) == nil && p.ID != "" && !e.Time.IsZero() && len(r.memory) < MaxEvents {
-			r.memory[p.ID] = e.Time
 		}
 	case "run.completed", "run.failed", "run.cancelled":
 		r.ended(e)

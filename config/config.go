@@ -611,8 +611,9 @@ type Limits struct {
 	// needs a restart.
 	Webhooks int `yaml:"webhooks" min:"1" max:"10000000" restart:"yes"`
 	// WatchedRuns is how many runs are checked against the execution model at a
-	// time; with one more, the one that was quiet for longest is forgotten. Default
-	// 10000; 1 to 1000000. A change needs a restart.
+	// time; with one more, the one that was quiet for longest is forgotten. As many
+	// entries of memory are known with who wrote them. Default 10000; 1 to 1000000.
+	// A change needs a restart.
 	WatchedRuns int `yaml:"watchedRuns" min:"1" max:"1000000" restart:"yes"`
 	// FollowedRuns is how many runs may have their events read by the proxy itself
 	// at a time (executionModel.watch); those of further runs are seen only as they

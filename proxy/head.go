@@ -34,6 +34,7 @@ type head struct {
 	openwop openwop.Op
 	segment string // id of the run that an OpenWOP request names, as in the path
 	v1      bool   // it speaks OpenWOP 1.x
+	memory  bool   // it reads memory, where an OpenWOP host may show that
 	task    string // id of the task that an A2A REST request is about
 	route   string // what it does with it, without the id
 }
@@ -44,6 +45,7 @@ func readHead(r *http.Request) head {
 	var h head
 	path := r.URL.EscapedPath()
 	h.openwop, h.segment = openwop.Classify(r.Method, path)
+	h.memory = openwop.ReadsMemory(r.Method, path)
 	h.v1 = h.openwop != openwop.None && strings.Contains(path, "/v1/runs")
 	h.task, h.route = taskRoute(r.Method, path, saysA2A(r))
 	h.hints.REST = h.task != "" || r.Method == http.MethodPost &&

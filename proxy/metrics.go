@@ -40,6 +40,7 @@ const (
 	limitFollowed  = "followed-runs" // nobody reads the log of a run for us
 	limitToolCalls = "tool-calls"    // a run has too many open for their events to be known
 	limitOrigins   = "origins"       // of a run's events that may have caused messages the oldest is forgotten
+	limitMemory    = "memory"        // what wrote an entry first is forgotten
 	limitNodes     = "nodes"         // a run has too many for those that begin runs to be known
 	limitHandoffs  = "handoffs"      // one that was open was forgotten for another
 	limitVisits    = "max-visits-per-host"
@@ -192,7 +193,7 @@ func (m *metrics) resolve() {
 	for _, l := range []string{
 		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
-		limitToolCalls, limitOrigins, limitNodes, limitHandoffs,
+		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs,
 	} {
 		m.limits.WithLabelValues(l)
 	}

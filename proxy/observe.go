@@ -52,7 +52,7 @@ func (x *exchange) observe(resp *http.Response) {
 // curious reports whether an answer can tell of a run, its id or its end.
 func (x *exchange) curious() bool {
 	own := x.dir == ingress && x.head.openwop != openwop.None && x.head.openwop != openwop.Bundle
-	return x.msg.Protocol != wire.None || own
+	return x.msg.Protocol != wire.None || own || x.remembers()
 }
 
 // documentTries bounds the attempts at a document of unknown length: each chunk
@@ -63,6 +63,12 @@ const documentTries = 16
 // A document is the answer to the exchange's own request, whatever id it bears:
 // some servers round large ones. On a stream the id decides.
 func (x *exchange) learn(data []byte, alone bool) {
+	if x.remembers() {
+		if x.failed == 0 {
+			x.p.watch.remembered(data)
+		}
+		return
+	}
 	if x.dir == ingress && x.head.openwop != openwop.None { // else it is another host's word
 		x.learnOpenWOP(data)
 		return

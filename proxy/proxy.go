@@ -56,7 +56,7 @@ type Options struct {
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns      int           // live runs at most; default 100 000
-	MaxWatched   int           // runs whose events are checked against the execution model; default 10 000
+	MaxWatched   int           // runs whose events are checked against the execution model, and entries of memory that they have written; default 10 000
 	MaxBindings  int           // conversation ids bound at most; default 100 000
 	MaxWebhooks  int           // webhooks that are known again at most; default 100 000
 	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h

@@ -21,6 +21,7 @@ type watcher struct {
 	mu    sync.Mutex
 	runs  map[string]*watchedRun
 	order *list.List // of *watchedRun, longest quiet first
+	memory
 }
 
 // watchedRun is what is known of one run. Events come by on several streams at
@@ -44,7 +45,7 @@ type watchedRun struct {
 const maxFindings = 100
 
 func newWatcher(p *Proxy, limit int) *watcher {
-	return &watcher{p: p, limit: limit, runs: map[string]*watchedRun{}, order: list.New()}
+	return &watcher{p: p, limit: limit, runs: map[string]*watchedRun{}, order: list.New(), memory: newMemory(limit)}
 }
 
 // see takes a document that has passed: on a stream, whose checker is made with
@@ -86,6 +87,9 @@ func (w *watcher) check(events []audit.Event, model audit.Model, streamed bool, 
 		}
 		if !run.nodes.see(e) {
 			w.p.metrics.limit(limitNodes)
+		}
+		if write, ok := audit.ParseWrite(e); ok && !w.memory.write(write) {
+			w.p.metrics.limit(limitMemory)
 		}
 		if s, ok := run.nodes.subRun(e); ok {
 			named = append(named, s)

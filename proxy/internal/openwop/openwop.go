@@ -64,6 +64,19 @@ func Classify(method, escapedPath string) (op Op, segment string) {
 	return None, ""
 }
 
+// ReadsMemory reports whether a request is for entries of memory, at the only place
+// where OpenWOP lets a host show them: it has no path for it, and each vendor has a
+// mount for what the contract leaves open (RFC 0181).
+func ReadsMemory(method, escapedPath string) bool {
+	_, mount, ok := strings.Cut(escapedPath, "/host/")
+	if !ok || method != "GET" {
+		return false
+	}
+	vendor, rest, _ := strings.Cut(mount, "/")
+	first, entry, _ := strings.Cut(rest, "/")
+	return vendor != "" && first == "memory" && !strings.Contains(entry, "/")
+}
+
 // Created returns the id in the 201 answer to Create or Fork.
 func Created(body []byte) (runID string, ok bool) {
 	var answer struct {

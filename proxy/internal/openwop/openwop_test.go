@@ -34,6 +34,21 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+func TestReadsMemory(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/host/acme/memory": true, "/v1/host/sample/memory": true, "/base/v1/host/sample/memory/m1": true, "/host/acme/memory/": true,
+		"/host/memory": false, "/host//memory": false, "/host/acme/memory/m1/x": false, "/host/acme/memories": false,
+		"/memory": false, "/host/acme": false, "/": false, "": false,
+	} {
+		if got := ReadsMemory("GET", path); got != want {
+			t.Errorf("ReadsMemory(GET, %s) = %v, want %v", path, got, want)
+		}
+		if ReadsMemory("DELETE", path) {
+			t.Errorf("ReadsMemory(DELETE, %s) = true", path)
+		}
+	}
+}
+
 func TestCreated(t *testing.T) {
 	tests := []struct {
 		name, body, want string
