@@ -18,10 +18,10 @@ type watcher struct {
 	p     *Proxy
 	limit int // runs at most; the one that was quiet for longest is forgotten
 
-	mu    sync.Mutex
-	runs  map[string]*watchedRun
-	order *list.List // of *watchedRun, longest quiet first
-	memory
+	mu     sync.Mutex
+	runs   map[string]*watchedRun
+	order  *list.List // of *watchedRun, longest quiet first
+	memory memory
 }
 
 // watchedRun is what is known of one run. Events come by on several streams at
