@@ -154,6 +154,7 @@ func TestHandoffOfOneExchange(t *testing.T) {
 			ok(`{"kind":"status-update","taskId":"`+theTask+`","status":{"state":"completed"},"final":true}`)), "message/stream " + harvested + " task=completed"},
 		{"stream of a common name", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(ok(`{"kind":"task","id":"1","status":{"state":"working"}}`),
 			ok(`{"kind":"status-update","taskId":"1","status":{"state":"completed"},"final":true}`)), "message/stream " + harvested + " task=completed"},
+		{"stream of a common name that ends early", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(ok(`{"kind":"task","id":"1","status":{"state":"working"}}`)), "message/stream " + toRunning + " task=working"},
 		{"stream that ends early", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working")), "message/stream " + toRunning + " task=working open"},
 		{"stream of two tasks", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working"),
 			ok(`{"kind":"status-update","taskId":"11111111-2222-3333-4444-555555555555","status":{"state":"failed"}}`)), "message/stream " + toRunning + " task=working open"},
@@ -257,6 +258,7 @@ func TestHandoffOfACallerThatLeaves(t *testing.T) {
 		{"in a stream", rpc("tools/call", `{"name":"x"}`), "", `{"jsonrpc":"2.0","method":"notifications/progress"}`, "tools/call " + toRunning + " cancelled"},
 		{"in a stream that may be resumed", rpc("tools/call", `{"name":"x"}`), "session-1", `{"jsonrpc":"2.0","method":"notifications/progress"}`, "tools/call " + toRunning + " open"},
 		{"before there is a task", rpc("message/stream", `{"message":{"messageId":"m"}}`), "", `{"jsonrpc":"2.0","id":9,"result":{}}`, "message/stream " + toRunning + " cancelled"},
+		{"when there is a task of a common name", rpc("message/stream", `{"message":{"messageId":"m"}}`), "", ok(`{"kind":"task","id":"1","status":{"state":"working"}}`), "message/stream " + toRunning + " task=working"},
 		{"when there is a task", rpc("message/stream", `{"message":{"messageId":"m"}}`), "", task, "message/stream " + toRunning + " task=working open"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -513,6 +515,34 @@ func TestHandoffThatIsNotHandedOn(t *testing.T) {
 			s.Egress().ServeHTTP(failingWriter{http.Header{}}, r)
 		}()
 		s.wantHandoffs(t, run, tt.want)
+	}
+}
+
+// leavingWriter is a caller that leaves when it has its answer.
+type leavingWriter struct {
+	header http.Header
+	leave  func()
+}
+
+func (w leavingWriter) Header() http.Header { return w.header }
+func (w leavingWriter) WriteHeader(int)     {}
+func (w leavingWriter) Write(b []byte) (int, error) {
+	w.leave()
+	return len(b), nil
+}
+
+// TestHandoffOfACallerThatHasTheAnswer: whoever leaves with the whole answer has
+// cancelled nothing, also where the answer could not be read.
+func TestHandoffOfACallerThatHasTheAnswer(t *testing.T) {
+	c := newCallee(t)
+	s := newSidecar(t, "agent.example.com", c.at)
+	for encoding, want := range map[string]string{"": "tools/call " + harvested, "Content-Encoding: x-none\n": "tools/call " + toRunning} {
+		c.says("200\nContent-Type: application/json\n" + encoding + "\n" + ok(`{"content":[]}`))
+		run := ancestry.RunID("r-" + strconv.Itoa(len(encoding)))
+		ctx, leave := context.WithCancel(t.Context())
+		r := request(t, strings.TrimSuffix(strings.TrimPrefix(c.at, "http://"), "/rpc"), []byte(rpc("tools/call", `{"name":"x"}`)), "Run-Id", string(run), "Accept", "application/json, text/event-stream")
+		s.Egress().ServeHTTP(leavingWriter{http.Header{}, leave}, r.WithContext(ctx))
+		s.wantHandoffs(t, run, want)
 	}
 }
 
