@@ -1,9 +1,13 @@
 package proxy
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 )
@@ -55,5 +59,52 @@ func TestRestarted(t *testing.T) {
 				s.wantSeries(t, `wopproxy_abstentions_total{reason="`+tt.reason+`"}`, 1)
 			}
 		})
+	}
+}
+
+// The trace of a run is kept with it: a call that is made long after the run was
+// forgotten, or by another process, goes out in it all the same.
+func TestCallMadeMuchLater(t *testing.T) {
+	var mu sync.Mutex
+	var sent http.Header
+	tools := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		sent = r.Header.Clone()
+		mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+	})
+	h := newLoggedHost(t)
+	handed := make(chan http.Header, 1)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handed <- r.Header.Clone()
+		h.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	store := ancestry.NewMemory()
+	forgetful := func(o *Options, _ *Policy) { o.RunTTL = time.Nanosecond }
+	s := newSidecarOn(t, store, "h.example.com", front.URL, forgetful)
+	header := elsewhere()
+	header.Set("Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	s.creates(t, "/v1/runs", "r-1", header)
+	given := receive(t, handed, "the run")
+	for _, now := range []*sidecar{s, newSidecarOn(t, store, "h.example.com", front.URL, forgetful)} {
+		for name, own := range map[string]http.Header{
+			"the run's id":       {"Run-Id": {"r-1"}},
+			"what it was handed": {"Traceparent": given["Traceparent"], "Tracestate": given["Tracestate"]},
+			"its id beside a trace that a library made up": {"Run-Id": {"r-1"}, "Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}},
+		} {
+			own.Set("Content-Type", "application/json")
+			own.Set("Accept", "application/json, text/event-stream")
+			post(t, now.client(), "http://"+tools+"/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}`, own)
+			mu.Lock()
+			chain, err := ancestry.ParseChain(sent["Run-Ancestry"])
+			trace := sent.Get("Traceparent")
+			mu.Unlock()
+			if err != nil || chain.Parent() == nil || chain.Parent().Run != "r-1" || !strings.HasPrefix(trace, "00-4bf92f3577b34da6a3ce929d0e0e4736-") {
+				t.Errorf("with %s: caller %+v, %v, Traceparent %s", name, chain.Parent(), err, trace)
+			}
+		}
+		now.wantSeries(t, "wopproxy_live_runs", 0)
 	}
 }
