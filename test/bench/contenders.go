@@ -39,9 +39,11 @@ type contender struct {
 	address string // of the listener that is measured
 	admin   string // of the one that tells allocations; empty: nobody does
 	process *program.Process
-	runs    []string // live runs of the host, for its calls
-	idle    int64    // bytes resident before the first request
-	scrape  float64  // allocations that it takes to tell them
+	began   time.Time     // it was started
+	startup time.Duration // until it served
+	runs    []string      // live runs of the host, for its calls
+	idle    int64         // bytes resident before the first request
+	scrape  float64       // allocations that it takes to tell them
 
 	collector *collector // of its spans, if it makes any
 	calls     int64      // of agents
@@ -101,12 +103,21 @@ func find(name string) (string, error) {
 }
 
 // run starts a contender on the core of proxies.
-func (s *stage) run(ctx context.Context, argv ...string) (*program.Process, error) {
+func (s *stage) run(ctx context.Context, c *contender, argv ...string) (err error) {
 	argv = s.cores.proxy(argv)
-	return program.Start(ctx, append(program.CleanEnv(), "GOMAXPROCS=1"), argv[0], argv[1:]...)
+	c.began = time.Now()
+	c.process, err = program.Start(ctx, append(program.CleanEnv(), "GOMAXPROCS=1"), argv[0], argv[1:]...)
+	return err
 }
 
-// dir makes a folder for what a contender writes.
+// await waits until a contender writes that it serves.
+func (c *contender) await(line func(string) bool) error {
+	err := c.process.Await(line)
+	c.startup = time.Since(c.began)
+	return err
+}
+
+// folder makes a folder for what a contender writes.
 func (s *stage) folder(c *contender) (string, error) {
 	dir := filepath.Join(s.dir, c.name)
 	return dir, os.MkdirAll(dir, 0o700)
@@ -126,7 +137,7 @@ func (s *stage) startServer(ctx context.Context, c *contender, argv func(dir, po
 	if err != nil {
 		return err
 	}
-	if c.process, err = s.run(ctx, args...); err != nil {
+	if err := s.run(ctx, c, args...); err != nil {
 		return err
 	}
 	c.address = net.JoinHostPort("127.0.0.1", port)
@@ -134,12 +145,13 @@ func (s *stage) startServer(ctx context.Context, c *contender, argv func(dir, po
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "tcp", c.address)
 		if err == nil {
+			c.startup = time.Since(c.began)
 			return conn.Close()
 		}
 		if ctx.Err() != nil || c.process.Gone() || time.Now().After(end) {
 			return c.process.Failed("does not listen: " + err.Error())
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -246,17 +258,16 @@ func startMitmproxy(ctx context.Context, s *stage, c *contender) error {
 const ready = "ready"
 
 // startPeer starts this program as another.
-func startPeer(ctx context.Context, s *stage, c *contender) (err error) {
+func startPeer(ctx context.Context, s *stage, c *contender) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	kind, _, _ := strings.Cut(c.name, "-")
-	c.process, err = s.run(ctx, self, "peer", kind, "-upstream", s.upstream.plain.Addr().String(), "-ca", s.ca)
-	if err != nil {
+	if err := s.run(ctx, c, self, "peer", kind, "-upstream", s.upstream.plain.Addr().String(), "-ca", s.ca); err != nil {
 		return err
 	}
-	return c.process.Await(func(line string) bool {
+	return c.await(func(line string) bool {
 		n, _ := fmt.Sscanf(line, ready+" %s %s", &c.address, &c.admin)
 		return n == 2
 	})
@@ -292,11 +303,11 @@ drain: { delay: 0s, timeout: 5s }
 `, c.name, s.upstream.plain.Addr(), s.ca, s.ca, s.ca, filepath.Join(dir, "store"), c.collector.address, sample), 0o600); err != nil {
 		return err
 	}
-	if c.process, err = s.run(ctx, s.program, "serve", "-config", file); err != nil {
+	if err := s.run(ctx, c, s.program, "serve", "-config", file); err != nil {
 		return err
 	}
 	var at struct{ Msg, Ingress, Egress, Admin string }
-	err = c.process.Await(func(line string) bool {
+	err = c.await(func(line string) bool {
 		return json.Unmarshal([]byte(line), &at) == nil && at.Msg == "serving"
 	})
 	if err != nil {

@@ -207,7 +207,11 @@ func bench(ctx context.Context, o options, stdout, stderr io.Writer) (err error)
 	if err := t.write(stdout); err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "\n%.0f s.\n", time.Since(began).Seconds())
+	size, err := os.Stat(s.program)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "\nwopproxy is %.1f MB. %.0f s.\n", float64(size.Size())/1e6, time.Since(began).Seconds())
 	for _, c := range s.present {
 		left, err := c.finish(ctx)
 		if err != nil {

@@ -111,7 +111,7 @@ func (t *table) rest() [][]string {
 	for _, n := range t.connections {
 		heading = append(heading, fmt.Sprintf("requests/s, %d", n))
 	}
-	heading = append(heading, fmt.Sprintf("added p50 at %d/s, µs", latencyRate), "p99", "MiB, idle")
+	heading = append(heading, fmt.Sprintf("added p50 at %d/s, µs", latencyRate), "p99", "ms to start", "MiB, idle")
 	for _, n := range t.connections {
 		heading = append(heading, fmt.Sprintf("MiB, %d", n))
 	}
@@ -122,7 +122,7 @@ func (t *table) rest() [][]string {
 			line = append(line, number0(t.column(place{c, latencyKind, n}, func(f figures) float64 { return f.rate })))
 		}
 		line = append(line, t.added(c, func(d delay) time.Duration { return d.p50 }), t.added(c, func(d delay) time.Duration { return d.p99 }))
-		line = append(line, mebibytes(c.idle))
+		line = append(line, millis(c.startup), mebibytes(c.idle))
 		for _, n := range t.connections {
 			line = append(line, mebibytes(t.peak(place{c, latencyKind, n})))
 		}
@@ -184,6 +184,13 @@ func spread(all []float64) float64 {
 }
 
 func micros(ns float64) string { return strconv.FormatFloat(ns/1e3, 'f', 1, 64) }
+
+func millis(d time.Duration) string {
+	if d == 0 {
+		return "–"
+	}
+	return strconv.FormatInt(d.Milliseconds(), 10)
+}
 
 func number0(all []float64) string {
 	if len(all) == 0 {

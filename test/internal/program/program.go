@@ -23,9 +23,10 @@ import (
 // patience bounds every wait for a process.
 const patience = 2 * time.Minute
 
-// Build makes wopproxy.
+// Build makes wopproxy, small as in the image.
 func Build(ctx context.Context, path string, stderr io.Writer) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", path, "github.com/wopproxy/wopproxy/cmd/wopproxy")
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/wopproxy/wopproxy/cmd/wopproxy")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build wopproxy: %w", err)
