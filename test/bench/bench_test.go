@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -41,7 +43,8 @@ func measured(t *testing.T, o options) (tables string, err error) {
 			t.Fatal(err)
 		}
 	}
-	o.connections, o.latencyAt, o.rounds, o.window, o.paced = []int{4}, 4, 2, 20*time.Millisecond, 20*time.Millisecond
+	o.connections, o.latencyAt, o.paced = []int{4}, 4, 20*time.Millisecond
+	o.rounds, o.window = cmp.Or(o.rounds, 2), cmp.Or(o.window, 20*time.Millisecond)
 	var out, progress bytes.Buffer
 	err = bench(t.Context(), o, &out, &progress)
 	t.Logf("%s%s", &progress, &out)
@@ -77,6 +80,85 @@ func TestBench(t *testing.T) {
 			t.Errorf("want a row like %s", want)
 		}
 	}
+}
+
+// TestProfile: each cell of wopproxy leaves a profile that go tool pprof reads.
+func TestProfile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "profiles")
+	if _, err := measured(t, options{kinds: kinds[1:2], contenders: some(t, "reverseproxy", "egress"), rounds: 1, window: time.Second, profiles: dir}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if want := []string{filepath.Join(dir, "egress-mcp1k-4.pprof")}; err != nil || !slices.Equal(files, want) {
+		t.Fatalf("profiles %q (%v), want %q", files, err, want)
+	}
+	out, err := exec.CommandContext(t.Context(), "go", "tool", "pprof", "-top", files[0]).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "wopproxy/proxy.(*Proxy).") {
+		t.Errorf("go tool pprof: %v\n%s", err, out)
+	}
+}
+
+// TestReadme compares the tables in the documents with what the command prints:
+// the same rows and columns, and a figure wherever there is one.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, _ := strings.Cut(string(text), "\n<!-- go run ./test/bench -->\n")
+	shown, _, found := strings.Cut(shown, "\n<!-- end -->")
+	if !found {
+		t.Fatal("deploy/README.md has no tables between <!-- go run ./test/bench --> and <!-- end -->")
+	}
+	o, err := parse(nil, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty := newTable(o, contenders())
+	var want [][][]string
+	for _, n := range o.connections {
+		want = append(want, empty.costs(n))
+	}
+	want = append(want, empty.rest())
+	tables := strings.Split(shown, "\n\n")
+	if len(tables) < len(want) {
+		t.Fatalf("%d tables, want %d", len(tables), len(want))
+	}
+	figure := regexp.MustCompile(`^[\d.]+ ± \d+ % \([\d.]+\)$`)
+	for i, lines := range want {
+		got := cells(tables[i])
+		if len(got) != len(lines) || !slices.Equal(got[0], lines[0]) {
+			t.Errorf("table %d has %d rows and the columns %q, want %d and %q", i+1, len(got), got[0], len(lines), lines[0])
+			continue
+		}
+		for j, line := range lines {
+			if got[j][0] != line[0] {
+				t.Errorf("table %d, row %d is %q, want %q", i+1, j, got[j][0], line[0])
+			}
+			if j == 0 || i == len(want)-1 {
+				continue
+			}
+			for _, cell := range got[j][1:] {
+				if !figure.MatchString(cell) {
+					t.Errorf("table %d, %s: %q is no figure", i+1, line[0], cell)
+				}
+			}
+		}
+	}
+}
+
+// cells returns the lines of a table without the rule below its heading.
+func cells(table string) (lines [][]string) {
+	for line := range strings.Lines(strings.TrimSpace(table)) {
+		var row []string
+		for cell := range strings.SplitSeq(strings.Trim(strings.TrimSpace(line), "|"), "|") {
+			row = append(row, strings.TrimSpace(cell))
+		}
+		if !strings.HasPrefix(row[0], "---") {
+			lines = append(lines, row)
+		}
+	}
+	return lines
 }
 
 // TestFaultsAreNoticed has contenders that do not do what they are measured for.

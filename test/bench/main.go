@@ -9,11 +9,11 @@
 //
 // It builds wopproxy and starts it, with all that it does: a store on disk,
 // metrics, spans for a collector. Beside it stand nginx, haproxy, squid and
-// mitmproxy, those that are installed; and as the measure of all a ReverseProxy of Go's
-// library, and goproxy, each a process of its own. Proxies have one processor
-// for themselves, and clients and upstream another. What is compared is measured in
-// turns: every round has all of them, every second round in the opposite order,
-// and a cell is the median of the rounds.
+// mitmproxy, those that are installed, and as the measure of all a ReverseProxy
+// of Go's library, and goproxy, each a process of its own. Proxies have one
+// processor for themselves, and clients and upstream another. What is compared is
+// measured in turns: every round has all of them, every second round in the
+// opposite order, and a cell is the median of the rounds.
 //
 // The clients compare every answer with what the upstream sent, and the upstream
 // sees that wopproxy stamped every message: it exits 1 if one did not arrive as
@@ -55,6 +55,7 @@ type options struct {
 	latencyAt   int           // connections
 	paced       time.Duration // of one measurement of latency
 	budget      time.Duration // of all rounds but the first; 0: none is left out
+	profiles    string        // a folder for them; empty: none are made
 	program     string        // a wopproxy; empty: one is built
 	guard       bool          // the Go benchmarks instead
 	record      bool
@@ -108,6 +109,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
 	store := f.Bool("store", false, "measure the store instead; -quick takes a hundredth of the links")
 	stored := f.Int("links", 10_000_000, "with -store: `number` of links in the largest store")
+	f.StringVar(&o.profiles, "cpuprofile", "", "write a profile of each cell of wopproxy into this `folder`; a window is 1s then at least")
 	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
 	f.BoolVar(&o.guard, "guard", false, "instead: run the Go benchmarks, and fail if one allocates more than is recorded")
 	f.BoolVar(&o.record, "record", false, "instead: record what they find")
@@ -128,6 +130,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if o.window == 0 {
 		o.window = window
+	}
+	if o.profiles != "" {
+		o.window = max(o.window, time.Second) // no profile is shorter
 	}
 	err := errors.Join(
 		choose(&o.contenders, *only, "-only", func(c *contender) string { return c.name }),

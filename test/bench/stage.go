@@ -46,6 +46,11 @@ func (s *stage) set(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	stops = append(stops, func() error { return os.RemoveAll(s.dir) })
+	if s.profiles != "" {
+		if err := os.MkdirAll(s.profiles, 0o700); err != nil {
+			return nil, err
+		}
+	}
 	if s.program = s.options.program; s.program == "" {
 		s.program = filepath.Join(s.dir, "wopproxy")
 		if err := program.Build(ctx, s.program, s.stderr); err != nil {
@@ -205,8 +210,9 @@ func (s *stage) measure(ctx context.Context, c *contender, k traffic, all crowd)
 	seen, before := kind.tell(), all.done()
 	end := all.begin()
 	time.Sleep(s.window / 4)
+	profiled := s.profile(ctx, c, k, len(all))
 	f, err = s.look(c, all)
-	if err := errors.Join(end(), err); err != nil {
+	if err := errors.Join(profiled(), end(), err); err != nil {
 		return f, err
 	}
 	done := all.done() - before
