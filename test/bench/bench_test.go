@@ -72,8 +72,8 @@ func TestBench(t *testing.T) {
 		`(?m)^\| ReverseProxy, tuned +(\| [1-9][\d.]* ± \d+ % \(1\.00\) +){5}\|$`,
 		`(?m)^\| goproxy +(\| [1-9][\d.]* ± \d+ % \(\d+\.\d\d\) +){5}\|$`,
 		`(?m)^\| \*\*wopproxy\*\* opens TLS, sampled +(\| [1-9][\d.]* ± \d+ % \(\d+\.\d\d\) +){5}\|$`,
-		`(?m)^\| nothing between +\| [1-9]\d+ +\| 0 +\| 0 +\| – +\| – +\| – +\| – +\|$`,
-		// With so few exchanges even the latency is not always there.
+		// On a busy machine there is no latency: nobody takes as many requests.
+		`(?m)^\| nothing between +\| [1-9]\d+ +\| [0–] +\| [0–] +\| – +\| – +\| – +\| – +\|$`,
 		`(?m)^\| \*\*wopproxy\*\* egress +\| [1-9]\d+ +\| \S+ +\| \S+ +\| \d+ +\| [1-9][\d.]+ +\| [1-9][\d.]+ +\| [1-9]\d+ +\|$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(tables) {
@@ -144,6 +144,42 @@ func TestReadme(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestTable has figures of three rounds, of which the second was slow for all.
+func TestTable(t *testing.T) {
+	o := options{contenders: some(t, "direct", "reverseproxy", "ingress", "goproxy"), kinds: kinds[1:2], connections: []int{1}, rounds: 3}
+	table := newTable(o, o.contenders)
+	direct, goproxy, proxy, ours := o.contenders[0], o.contenders[2], o.contenders[1], o.contenders[3]
+	ours.admin, ours.idle, ours.startup = "there", 10<<20, 12*time.Millisecond
+	for i, slow := range []time.Duration{1, 3, 1} {
+		table.add(proxy, kinds[1], 1, figures{cpu: slow * 40 * time.Microsecond, rate: 100})
+		table.add(ours, kinds[1], 1, figures{cpu: slow * 50 * time.Microsecond, rate: 90, allocs: 70, resident: int64(20+i) << 20})
+		table.delays[i][direct] = delay{slow * 10 * time.Microsecond, slow * 100 * time.Microsecond}
+		table.delays[i][ours] = delay{slow * 30 * time.Microsecond, slow * 500 * time.Microsecond}
+	}
+	delete(table.delays[2], direct) // nothing to compare with
+	table.add(goproxy, kinds[1], 1, figures{cpu: time.Microsecond, rate: 1})
+	var b strings.Builder
+	if err := table.write(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := `| CPU µs, 1 connections | MCP 1 KB            |
+|-----------------------|---------------------|
+| ReverseProxy, tuned   | 40.0 ± 100 % (1.00) |
+| goproxy               | 1.0                 |
+| **wopproxy** ingress  | 50.0 ± 100 % (1.25) |
+
+| MCP 1 KB             | requests/s, 1 | added p50 at 1000/s, µs | p99 | ms to start | MiB, idle | MiB, 1 | allocations |
+|----------------------|---------------|-------------------------|-----|-------------|-----------|--------|-------------|
+| nothing between      | –             | 0                       | 0   | –           | –         | –      | –           |
+| ReverseProxy, tuned  | 100           | –                       | –   | –           | –         | –      | –           |
+| goproxy              | 1             | –                       | –   | –           | –         | –      | –           |
+| **wopproxy** ingress | 90            | 40                      | 800 | 12          | 10.0      | 22.0   | 70          |
+`
+	if got := b.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
 

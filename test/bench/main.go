@@ -204,7 +204,14 @@ func bench(ctx context.Context, o options, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
+	defer func() {
+		// Whoever interrupts us need not read how everybody else ended.
+		if stopped := stop(); ctx.Err() != nil {
+			err = ctx.Err()
+		} else {
+			err = errors.Join(err, stopped)
+		}
+	}()
 	t := newTable(o, s.present)
 	if err := s.play(ctx, t); err != nil {
 		return err

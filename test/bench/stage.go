@@ -122,7 +122,7 @@ func (s *stage) play(ctx context.Context, t *table) error {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				if err := s.turn(ctx, t, c, size); err != nil {
+				if err := s.turn(ctx, t, c, size, round); err != nil {
 					return fmt.Errorf("%s, %d connections: %w", c.name, size, err)
 				}
 			}
@@ -133,7 +133,7 @@ func (s *stage) play(ctx context.Context, t *table) error {
 }
 
 // turn is one contender's part of a round.
-func (s *stage) turn(ctx context.Context, t *table, c *contender, size int) error {
+func (s *stage) turn(ctx context.Context, t *table, c *contender, size, round int) error {
 	all, err := newCrowd(ctx, size, c, s.upstream, s.authority.pool)
 	if err != nil {
 		return err
@@ -157,7 +157,7 @@ func (s *stage) turn(ctx context.Context, t *table, c *contender, size int) erro
 			if err != nil {
 				return fmt.Errorf("%s at %d/s: %w", k.name, latencyRate, err)
 			}
-			t.took(c, quantile(took, 0.5), quantile(took, 0.99))
+			t.delays[round][c] = delay{quantile(took, 0.5), quantile(took, 0.99)}
 		}
 	}
 	for _, cl := range all {
@@ -242,9 +242,8 @@ func (s *stage) look(c *contender, all crowd) (f figures, err error) {
 		}
 	}
 	done, took := float64(all.done()-before), time.Since(began)
-	if pids == nil || done == 0 {
-		f.rate = done / took.Seconds()
-		return f, nil
+	if done == 0 {
+		return f, fmt.Errorf("not one answer in %v", took)
 	}
 	after, err := cpu(pids)
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 // table is what is printed.
 type table struct {
 	options
-	rows  []*contender
-	cells map[place][]figures // a round each
-	delay map[*contender][]delay
+	rows   []*contender
+	cells  map[place][]figures    // a round each
+	delays []map[*contender]delay // a round each
 }
 
 // place is a contender with one kind of traffic and a number of connections.
@@ -29,16 +29,16 @@ type place struct {
 type delay struct{ p50, p99 time.Duration }
 
 func newTable(o options, rows []*contender) *table {
-	return &table{options: o, rows: rows, cells: map[place][]figures{}, delay: map[*contender][]delay{}}
+	t := &table{options: o, rows: rows, cells: map[place][]figures{}}
+	for range o.rounds {
+		t.delays = append(t.delays, map[*contender]delay{})
+	}
+	return t
 }
 
 func (t *table) add(c *contender, k traffic, connections int, f figures) {
 	at := place{c, k.name, connections}
 	t.cells[at] = append(t.cells[at], f)
-}
-
-func (t *table) took(c *contender, p50, p99 time.Duration) {
-	t.delay[c] = append(t.delay[c], delay{p50, p99})
 }
 
 // named returns a row by the name of its contender, or nil.
@@ -49,8 +49,8 @@ func (t *table) named(name string) *contender {
 	return nil
 }
 
-// write prints two tables: processor time for each kind of traffic and number of
-// connections, and all else for MCP.
+// write prints tables: processor time for each kind of traffic, one for each number
+// of connections, and then all else for MCP.
 func (t *table) write(w io.Writer) error {
 	for i, n := range t.connections {
 		if i > 0 {
@@ -99,10 +99,14 @@ func (t *table) cost(at place) string {
 		text += fmt.Sprintf(" ± %.0f %%", spread(own))
 	}
 	other := t.column(place{t.named(at.contender.yardstick()), at.kind, at.connections}, cpuOf)
-	if len(other) == 0 {
+	if len(other) != len(own) {
 		return text
 	}
-	return fmt.Sprintf("%s (%.2f)", text, median(own)/median(other))
+	var times []float64 // of the same round: what slows the machine slows both
+	for i := range own {
+		times = append(times, own[i]/other[i])
+	}
+	return fmt.Sprintf("%s (%.2f)", text, median(times))
 }
 
 // rest is what else there is to say about MCP messages of 1 KB.
@@ -119,7 +123,7 @@ func (t *table) rest() [][]string {
 	for _, c := range t.rows {
 		line := []string{c.title}
 		for _, n := range t.connections {
-			line = append(line, number0(t.column(place{c, latencyKind, n}, func(f figures) float64 { return f.rate })))
+			line = append(line, whole(t.column(place{c, latencyKind, n}, func(f figures) float64 { return f.rate })))
 		}
 		line = append(line, t.added(c, func(d delay) time.Duration { return d.p50 }), t.added(c, func(d delay) time.Duration { return d.p99 }))
 		line = append(line, millis(c.startup), mebibytes(c.idle))
@@ -128,7 +132,7 @@ func (t *table) rest() [][]string {
 		}
 		allocs := "–"
 		if c.admin != "" {
-			allocs = number0(t.column(place{c, latencyKind, t.connections[len(t.connections)-1]}, func(f figures) float64 { return f.allocs }))
+			allocs = whole(t.column(place{c, latencyKind, t.connections[len(t.connections)-1]}, func(f figures) float64 { return f.allocs }))
 		}
 		lines = append(lines, append(line, allocs))
 	}
@@ -139,17 +143,14 @@ func (t *table) rest() [][]string {
 // round.
 func (t *table) added(c *contender, of func(delay) time.Duration) string {
 	base := t.named(c.nothing())
-	if base == nil || len(t.delay[c]) == 0 {
-		return "–"
-	}
 	var all []float64
-	for i := range min(len(t.delay[c]), len(t.delay[base])) {
-		all = append(all, float64(of(t.delay[c][i])-of(t.delay[base][i])))
+	for _, round := range t.delays {
+		own, measured := round[c]
+		if other, ok := round[base]; measured && ok {
+			all = append(all, float64(of(own)-of(other))/1e3)
+		}
 	}
-	if base == c {
-		return "0"
-	}
-	return strconv.FormatFloat(median(all)/1e3, 'f', 0, 64)
+	return whole(all)
 }
 
 func cpuOf(f figures) float64 { return float64(f.cpu) }
@@ -192,7 +193,8 @@ func millis(d time.Duration) string {
 	return strconv.FormatInt(d.Milliseconds(), 10)
 }
 
-func number0(all []float64) string {
+// whole is the median as a whole number.
+func whole(all []float64) string {
 	if len(all) == 0 {
 		return "–"
 	}

@@ -36,15 +36,15 @@ const events = 200
 var kinds = []traffic{
 	{
 		name: "plain", title: "not agents'", path: "plain", contentType: "application/octet-stream", body: filled("", 1<<10, ""),
-		answer: whole("application/octet-stream", filled("", 1<<10, "")),
+		answer: answered("application/octet-stream", filled("", 1<<10, "")),
 	},
 	{
 		name: "mcp1k", title: "MCP 1 KB", path: "mcp1k", contentType: "application/json", body: toolCall(1 << 10), agent: true, meta: true,
-		answer: whole("application/json", toolResult(1<<10)),
+		answer: answered("application/json", toolResult(1<<10)),
 	},
 	{
 		name: "mcp64k", title: "MCP 64 KB", path: "mcp64k", contentType: "application/json", body: toolCall(64 << 10), agent: true, meta: true,
-		answer: whole("application/json", toolResult(64<<10)),
+		answer: answered("application/json", toolResult(64<<10)),
 	},
 	{
 		name: "sse", title: fmt.Sprintf("SSE, %d events", events), path: "sse", contentType: "application/json", body: toolCall(1 << 10), agent: true, meta: true,
@@ -52,14 +52,14 @@ var kinds = []traffic{
 	},
 	{
 		name: "a2a", title: "A2A 1 KB", path: "a2a", contentType: "application/json", body: a2aMessage(), agent: true,
-		answer: whole("application/json", a2aTask("completed")),
+		answer: answered("application/json", a2aTask("completed")),
 	},
 }
 
 // working is a message whose task goes on, and so does the run that it began.
 var working = traffic{
 	name: "working", path: "working", contentType: "application/json", body: a2aMessage(), agent: true,
-	answer: whole("application/json", a2aTask("working")),
+	answer: answered("application/json", a2aTask("working")),
 }
 
 // filled is size bytes: head, filling and tail.
@@ -85,7 +85,7 @@ func a2aTask(state string) []byte {
 		state+`"},"artifacts":[{"artifactId":"1","parts":[{"kind":"text","text":"`, 1<<10, `"}]}]}}`)
 }
 
-func whole(contentType string, body []byte) answer {
+func answered(contentType string, body []byte) answer {
 	a := answer{contentType: contentType, body: body}
 	if i := bytes.Index(body, []byte(mark)); i >= 0 {
 		a.hole = [2]int{i, i + len(mark)}
