@@ -135,10 +135,14 @@ func BenchmarkExchange(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s := newServer(&httputil.ReverseProxy{
+			rp := &httputil.ReverseProxy{
 				Transport: newTransport(nil), BufferPool: &copyBuffers,
 				Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u); r.Out.Host = r.In.Host },
-			})
+			}
+			s := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_ = http.NewResponseController(w).EnableFullDuplex() // or it breaks event streams off now and then
+				rp.ServeHTTP(w, r)
+			}))
 			defer s.Close()
 			exchanges(b, direct(b), s.URL+row.path, body, header)
 		})

@@ -109,7 +109,14 @@ func servePeer(ctx context.Context, proxy http.Handler, stdout io.Writer) error 
 	if err != nil {
 		return err
 	}
-	srv := &http.Server{Handler: proxy, ReadHeaderTimeout: time.Minute}
+	// Without it the server reads what is left of a request as soon as an answer
+	// is flushed, even if that is but its end: then the transport finds it closed, and
+	// gives up an event stream that has begun.
+	duplex := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		proxy.ServeHTTP(w, r)
+	})
+	srv := &http.Server{Handler: duplex, ReadHeaderTimeout: time.Minute}
 	metrics := &http.Server{Handler: http.HandlerFunc(tellAllocations), ReadHeaderTimeout: time.Minute}
 	context.AfterFunc(ctx, func() { _, _ = srv.Close(), metrics.Close() })
 	fmt.Fprintln(stdout, ready, ln.Addr(), admin.Addr())
