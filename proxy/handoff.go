@@ -24,7 +24,7 @@ const (
 // followed.
 func (x *exchange) handOff(r *http.Request) {
 	if x.msg.Cancelled != "" {
-		for _, h := range x.p.handoffs.Known(x.calleesRequest(x.msg.Cancelled)) {
+		for _, h := range x.requested(x.msg.Cancelled) {
 			x.p.moveHandoff(h, ancestry.HandoffCancelled, "")
 		}
 		return
@@ -89,6 +89,15 @@ func (x *exchange) calleesRequest(id string) ancestry.HandoffKey {
 	return ancestry.HandoffKey{Kind: keyRequest, ID: x.server + "\x00" + x.requestKey(id).ID}
 }
 
+// requested returns the handoff of an earlier request of the session, if that is
+// the only one of its id: some clients use one again.
+func (x *exchange) requested(id string) []*ancestry.Tracked {
+	if known := x.p.handoffs.Known(x.calleesRequest(id)); len(known) == 1 {
+		return known
+	}
+	return nil
+}
+
 // calleesQuestion is the key of a call that was answered with a question.
 func (x *exchange) calleesQuestion(state []byte) ancestry.HandoffKey {
 	if len(state) == 0 {
@@ -131,7 +140,7 @@ func (x *exchange) became(h *ancestry.Tracked, task string) bool {
 // followLate takes the answer to an earlier request, which the host has fetched
 // on a stream of its own.
 func (x *exchange) followLate(a wire.Answer) {
-	for _, h := range x.p.handoffs.Known(x.calleesRequest(a.ID)) {
+	for _, h := range x.requested(a.ID) {
 		switch {
 		case a.TaskID != "":
 			x.became(h, a.TaskID)

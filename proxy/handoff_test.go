@@ -366,6 +366,12 @@ func TestHandoffOfATask(t *testing.T) {
 			{answer: stream(ok(`{"content":[]}`)), want: began + " open", header: []string{"Mcp-Session-Id", "another", "Mcp-Protocol-Version", "2025-11-25"}},
 			{answer: stream(ok(`{"content":[]}`)), want: "tools/call " + harvested, header: session},
 		}},
+		{"late answer to one of two", []step{
+			{run: "r-1", request: rpc("tools/call", `{"name":"x"}`), answer: stream(`{"jsonrpc":"2.0","method":"notifications/progress"}`), want: began + " open", header: session},
+			{run: "r-2", request: rpc("tools/call", `{"name":"x"}`), answer: stream(`{"jsonrpc":"2.0","method":"notifications/progress"}`), want: began + " open", header: session},
+			{answer: stream(ok(`{"content":[]}`)), want: began + " open", header: session},
+			{request: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, answer: "202\n\n", want: began + " open", header: session},
+		}},
 		{"cancelled by a notification", []step{
 			{run: "r-1", request: rpc("tools/call", `{"name":"x"}`), answer: stream(`{"jsonrpc":"2.0","method":"notifications/progress"}`), want: began + " open", header: session},
 			{request: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`, answer: "202\n\n", want: began + " open", header: session},
