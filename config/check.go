@@ -18,6 +18,13 @@ func (d *decoder) checkAll(c *Config) {
 	d.checkAuth(c)
 	d.checkHeaders(c)
 	d.checkTrust(c)
+	d.checkLimits(c)
+}
+
+func (d *decoder) checkLimits(c *Config) {
+	if l := c.Limits; l.InspectedBodies < l.InspectedBody && d.sound("limits.inspectedBody") {
+		d.refuse("limits.inspectedBodies", "%v is less than limits.inspectedBody (%v), write at least that", l.InspectedBodies, l.InspectedBody)
+	}
 }
 
 // refuse adds a mistake, unless the key is wrong already.

@@ -580,8 +580,13 @@ type Limits struct {
 	MaxVisitsPerHost int `yaml:"maxVisitsPerHost" min:"0" max:"10000"`
 	// InspectedBody is the largest body that is read and edited; a larger one
 	// passes untouched, with its context in headers only. Default 4MiB; 1KiB to
-	// 256MiB. As much is held for each request in flight.
+	// 256MiB. As much is held for each request in flight, and twice if it is edited.
 	InspectedBody Bytes `yaml:"inspectedBody" min:"1KiB" max:"256MiB"`
+	// InspectedBodies bounds what is held of all bodies that are read at a time;
+	// past it, those larger than 64KiB pass untouched, with their context in
+	// headers only. Default 64MiB; 64KiB to 64GiB. Not less than inspectedBody, or
+	// a body of that size would never be read.
+	InspectedBodies Bytes `yaml:"inspectedBodies" min:"64KiB" max:"64GiB"`
 	// BodyPatience is how long the proxy waits for the whole of a request body
 	// that it would read; a body that takes longer is forwarded as it comes,
 	// unread, with its context in headers only. Default 10s; 10ms to 10m. A call

@@ -208,7 +208,7 @@ func TestEveryKey(t *testing.T) {
 			Propagators: []config.Propagator{config.PropagatorB3, config.PropagatorXRay},
 		},
 		Limits: config.Limits{
-			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
+			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, InspectedBodies: 8 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
 			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, Handoffs: 11, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, FollowedRuns: 6, Queue: 30, Tunnels: 40, Connections: 50,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},

@@ -174,13 +174,16 @@ func (x *exchange) passFramed(resp *http.Response) {
 // message, behind which is rest. If it can't, which is counted, all is nil and
 // the answer still has its body.
 func (x *exchange) readAnswer(resp *http.Response) (all []byte, rest io.ReadCloser) {
-	all, rest, why := readBody(resp.Body, x.document.framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+	all, rest, why := readBody(resp.Body, x.document.framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience, &x.share)
 	if all == nil {
 		resp.Body = rest
 		refusal := wire.RefusedCutOff
 		switch why {
 		case bodyTooLarge:
 			x.p.metrics.limit(limitAnswer)
+			refusal = wire.RefusedTooLarge
+		case bodyCrowded:
+			x.p.metrics.limit(limitBodies)
 			refusal = wire.RefusedTooLarge
 		case bodySlow:
 			x.p.metrics.limit(limitSlowBody)

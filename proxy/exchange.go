@@ -51,6 +51,7 @@ type exchange struct {
 	session string        // MCP session of the request
 	body    []byte        // the whole body, when it was read
 	rest    io.ReadCloser // the body, when it was not, or what follows the frame of gRPC that was
+	share   share         // of the memory for bodies
 	clues   attribution.Clues
 
 	ambient  spanContext  // the context of the process, where a message is said to have that
@@ -123,6 +124,7 @@ const (
 // begin reads as much of r as is ours to read.
 func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	x := &exchange{p: p, policy: p.policy.Load(), dir: dir, outcome: outcomeAnswered}
+	x.share = share{all: &p.bodies, limit: x.policy.InspectedBodies}
 	x.head = readHead(r)
 	x.session = r.Header.Get(headerMCPSession)
 	if x.head.refusal == wire.RefusedEncoded {
@@ -133,10 +135,13 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	}
 	if x.head.inspect {
 		var why bodyOutcome
-		x.body, x.rest, why = readBody(r.Body, x.head.hints.GRPC != "", r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience)
+		x.body, x.rest, why = readBody(r.Body, x.head.hints.GRPC != "", r.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience, &x.share)
 		switch why {
 		case bodyTooLarge:
 			p.metrics.limit(limitBody)
+			p.metrics.refused(dir, wire.RefusedTooLarge)
+		case bodyCrowded:
+			p.metrics.limit(limitBodies)
 			p.metrics.refused(dir, wire.RefusedTooLarge)
 		case bodySlow:
 			p.metrics.limit(limitSlowBody)

@@ -39,7 +39,7 @@ func (x *exchange) outgoing(r *http.Request) *http.Request {
 func (x *exchange) lend(r *http.Request) {
 	body := r.Body
 	if r.ContentLength > 0 && r.ContentLength <= shortBody && r.Header["Expect"] == nil {
-		all, rest, _ := readBody(body, false, r.ContentLength, shortBody, x.policy.BodyPatience)
+		all, rest, _ := readBody(body, false, r.ContentLength, shortBody, x.policy.BodyPatience, &x.share)
 		if x.atHand = all != nil; x.atHand {
 			r.Body = io.NopCloser(bytes.NewReader(all))
 			return

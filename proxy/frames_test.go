@@ -44,7 +44,7 @@ func TestBodyOfOneFrame(t *testing.T) {
 					}
 				}
 				began := time.Now()
-				all, rest, why := readBody(src, true, -1, 100, 100*time.Millisecond)
+				all, rest, why := readBody(src, true, -1, 100, 100*time.Millisecond, plenty())
 				if took := time.Since(began); string(all) != tt.all || why != tt.why || took > 0 && why != bodySlow {
 					t.Errorf("readBody = %q, %v after %v, want %q, %v at once", all, why, took, tt.all, tt.why)
 				}
@@ -55,7 +55,7 @@ func TestBodyOfOneFrame(t *testing.T) {
 			})
 		})
 	}
-	if all, rest, why := readBody(io.NopCloser(bytes.NewReader(frame[:8])), true, -1, 100, patience); string(all) != string(frame[:8]) || rest != nil || why != bodyWhole {
+	if all, rest, why := readBody(io.NopCloser(bytes.NewReader(frame[:8])), true, -1, 100, patience, plenty()); string(all) != string(frame[:8]) || rest != nil || why != bodyWhole {
 		t.Errorf("half a frame: %q, %v, %v", all, rest, why)
 	}
 }

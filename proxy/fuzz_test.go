@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -152,6 +154,9 @@ func (b *slowBody) Read(p []byte) (int, error) {
 
 func (b *slowBody) Close() error { b.closed = true; return nil }
 
+// plenty is a share that is never used up.
+func plenty() *share { return &share{all: new(atomic.Int64), limit: math.MaxInt64} }
+
 // FuzzReadBody holds readBody to its promise: in whatever pieces a body comes, and
 // whenever the patience ends, the bytes that come out are those that went in, and
 // then comes the same end.
@@ -175,7 +180,7 @@ func FuzzReadBody(f *testing.F) {
 				length = int64(len(body))
 			}
 			began := time.Now()
-			all, rest, why := readBody(src, false, length, int64(limit), wait)
+			all, rest, why := readBody(src, false, length, int64(limit), wait, plenty())
 			if took := time.Since(began); took > wait {
 				t.Errorf("readBody took %v, want at most %v", took, wait)
 			}
@@ -220,6 +225,55 @@ func readInPieces(r io.Reader, size int) (all []byte, err error) {
 	}
 }
 
+// Bodies that are read at a time hold so much and no more. Small ones count for
+// nothing, one that finds no room passes whole, and what was held comes back.
+func TestBodiesShareMemory(t *testing.T) {
+	var all atomic.Int64
+	const limit, large = 1 << 20, 400 << 10
+	read := func(n int, announced bool) (*share, int, bodyOutcome) {
+		s, length := &share{all: &all, limit: limit}, int64(-1)
+		if announced {
+			length = int64(n)
+		}
+		got, rest, why := readBody(io.NopCloser(bytes.NewReader(make([]byte, n))), false, length, 4<<20, time.Hour, s)
+		if rest != nil {
+			var err error
+			if got, err = io.ReadAll(rest); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s, len(got), why
+	}
+	var shares []*share
+	for i, row := range []struct {
+		n         int
+		announced bool
+		want      bodyOutcome
+	}{
+		{large, true, bodyWhole}, {large, true, bodyWhole}, {large, true, bodyCrowded}, {large, false, bodyCrowded},
+		{64<<10 - 1, true, bodyWhole}, {60 << 10, false, bodyWhole}, {5 << 20, true, bodyTooLarge},
+	} {
+		s, n, why := read(row.n, row.announced)
+		if n != row.n || why != row.want {
+			t.Errorf("body %d: %d bytes of %d, outcome %v, want %v", i, n, row.n, why, row.want)
+		}
+		shares = append(shares, s)
+	}
+	if held := all.Load(); held < 2*large || held > limit {
+		t.Errorf("%d bytes are held, want two bodies of %d", held, large)
+	}
+	for _, s := range shares {
+		s.give()
+		s.give() // once is enough
+	}
+	if held := all.Load(); held != 0 {
+		t.Errorf("%d bytes are held when all is over", held)
+	}
+	if _, _, why := read(large, false); why != bodyWhole {
+		t.Errorf("afterwards: outcome %v, want the body whole", why)
+	}
+}
+
 // The patience has an exact edge, and a body that was given up still comes whole.
 func TestBodyPatience(t *testing.T) {
 	for name, row := range map[string]struct {
@@ -232,7 +286,7 @@ func TestBodyPatience(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := &slowBody{pieces: [][]byte{[]byte("a"), []byte("b")}, pauses: []byte{0, row.pause}, err: io.EOF}
-				_, rest, why := readBody(src, false, 2, 100, 100*time.Millisecond)
+				_, rest, why := readBody(src, false, 2, 100, 100*time.Millisecond, plenty())
 				if why != row.want {
 					t.Errorf("outcome = %v, want %v", why, row.want)
 				}
@@ -248,11 +302,11 @@ func TestBodyPatience(t *testing.T) {
 
 // A reader that gives its end together with its last bytes loses none of them.
 func TestBodyEndsWithItsLastBytes(t *testing.T) {
-	all, _, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, 5, 100, time.Hour)
+	all, _, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, 5, 100, time.Hour, plenty())
 	if string(all) != "hello" || why != bodyWhole {
 		t.Errorf("readBody = %q, %v", all, why)
 	}
-	_, rest, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, -1, 3, time.Hour)
+	_, rest, why := readBody(io.NopCloser(iotest.DataErrReader(strings.NewReader("hello"))), false, -1, 3, time.Hour, plenty())
 	if b, err := io.ReadAll(rest); string(b) != "hello" || err != nil || why != bodyTooLarge {
 		t.Errorf("the rest = %q, %v, %v", b, err, why)
 	}

@@ -220,7 +220,7 @@ func TestAnnouncedBodyCostsNothing(t *testing.T) {
 		for range clients {
 			body, client := io.Pipe()
 			go func() { _, _ = client.Write([]byte("{")) }() // ends when the byte is read
-			if _, _, why := readBody(body, false, announced, announced, time.Minute); why != bodySlow {
+			if _, _, why := readBody(body, false, announced, announced, time.Minute, plenty()); why != bodySlow {
 				t.Errorf("readBody = %v, want %v", why, bodySlow)
 			}
 			_ = client.Close()

@@ -21,9 +21,10 @@ const (
 
 // Limits that the data path can hit; the label of wopproxy_limit_hits_total.
 const (
-	limitBody      = "inspected-body"  // a body passed unread because of its size
-	limitSlowBody  = "body-patience"   // a body passed unread because it came too slowly
-	limitEvent     = "inspected-event" // an SSE event passed unread
+	limitBody      = "inspected-body"   // a body passed unread because of its size
+	limitBodies    = "inspected-bodies" // a body passed unread because others held all the memory
+	limitSlowBody  = "body-patience"    // a body passed unread because it came too slowly
+	limitEvent     = "inspected-event"  // an SSE event passed unread
 	limitAnswer    = "inspected-answer"
 	limitRuns      = "live-runs"
 	limitBindings  = "bindings"
@@ -191,7 +192,7 @@ func (m *metrics) resolve() {
 		m.commits.WithLabelValues(string(o))
 	}
 	for _, l := range []string{
-		limitBody, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
+		limitBody, limitBodies, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
 		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs,
 	} {

@@ -66,6 +66,7 @@ type Policy struct {
 	WithholdUnescalated bool // refuse calls that carry out a decision which is under the confidence floor and not escalated
 
 	InspectedBody    int64         // longer bodies pass unread; default 4 MiB
+	InspectedBodies  int64         // when all bodies that are read hold so much, further ones beyond 64 KiB pass unread; default 64 MiB
 	InspectedEvent   int           // longer SSE events pass unread; default 1 MiB
 	BodyPatience     time.Duration // a body that takes longer to arrive passes unread; default 10 s
 	StdioLine        int64         // longer lines of stdio pass unread; default 16 MiB
@@ -113,6 +114,9 @@ func (p Policy) compile() (*policy, error) {
 	}
 	if p.InspectedBody == 0 {
 		p.InspectedBody = 4 << 20
+	}
+	if p.InspectedBodies == 0 {
+		p.InspectedBodies = 64 << 20
 	}
 	if p.InspectedEvent == 0 {
 		p.InspectedEvent = 1 << 20

@@ -96,6 +96,7 @@ type Proxy struct {
 	spoken     endpoints
 	processes  *processes
 	tunnels    tunnels
+	bodies     atomic.Int64 // bytes that exchanges hold of large bodies
 	watch      *watcher
 	advertised *advertised
 	follower   *follower

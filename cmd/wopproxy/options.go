@@ -122,7 +122,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		ProcessPerRun:  c.Attribution.ProcessPerRun, ProcessScan: c.Limits.ProcessScan.Duration,
 		WebhookParent: c.Attribution.WebhookContext == config.WebhookParent,
 		Sample:        c.Tracing.Sample,
-		InspectedBody: int64(c.Limits.InspectedBody), InspectedEvent: int(c.Limits.InspectedEvent),
+		InspectedBody: int64(c.Limits.InspectedBody), InspectedBodies: int64(c.Limits.InspectedBodies), InspectedEvent: int(c.Limits.InspectedEvent),
 		BodyPatience: c.Limits.BodyPatience.Duration,
 		StdioLine:    int64(c.Limits.StdioLine),
 		MaxDepth:     c.Limits.MaxDepth, MaxVisitsPerHost: c.Limits.MaxVisitsPerHost,

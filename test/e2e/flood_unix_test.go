@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -264,4 +265,41 @@ func TestLargeHeaders(t *testing.T) {
 		}
 	}
 	s.wantMemory(t, before, 32)
+}
+
+// TestBodiesHeldBack: callers who send all of a large body but its last byte hold
+// no more memory than there is for all of them; what finds none passes unread.
+func TestBodiesHeldBack(t *testing.T) {
+	const n, size = 100, 4 << 20
+	var got atomic.Int64
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.Copy(io.Discard, r.Body)
+		got.Add(b)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	t.Cleanup(host.Close)
+	s := start(t, "agent.example.com", host.URL, settings{"limits.bodyPatience": "10m"})
+	before := s.memory(t)
+	text := strings.Repeat(" ", size-1)
+	conns := hangers(t, s.ingress, n, func(c net.Conn) {
+		_, _ = fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", size)
+		_, _ = io.WriteString(c, text)
+	})
+	callIngress(t, s)
+	s.wantMemory(t, before, 3*64+n*200<<10>>20) // what is outgrown is not yet collected
+	for _, c := range conns {
+		if _, err := io.WriteString(c, "0"); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("answer: %v, %v", resp, err)
+		}
+	}
+	if want := int64(n*size + len(toolCall)); got.Load() < want {
+		t.Errorf("the host has received %d bytes, want %d and what was stamped", got.Load(), want)
+	}
+	if hit := s.metric(t, "wopproxy_limit_hits_total", `limit="inspected-bodies"`); hit < n-17 || hit == n {
+		t.Errorf("%v bodies of %d passed unread, want those that 64 MiB had no room for", hit, n)
+	}
 }
