@@ -125,6 +125,9 @@ const (
 func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 	x := &exchange{p: p, policy: p.policy.Load(), dir: dir, outcome: outcomeAnswered}
 	x.share = share{all: &p.bodies, limit: x.policy.InspectedBodies}
+	if r.ContentLength == 0 && len(r.Trailer) == 0 {
+		r.Body = http.NoBody // of HTTP/2 it is another, which a transport would send in chunks
+	}
 	x.head = readHead(r)
 	x.session = r.Header.Get(headerMCPSession)
 	if x.head.refusal == wire.RefusedEncoded {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -177,6 +178,41 @@ func TestNothingIsInvented(t *testing.T) {
 				t.Errorf("headers (-sent +arrived):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A request of HTTP/2 that ends with its headers has no body on the way on either,
+// whatever its method: a host that got an empty one, in chunks, could not notice
+// that the caller hangs up before it has read that.
+func TestNoBodyIsNone(t *testing.T) {
+	got := make(chan []string, 1)
+	to := peer(t, func(_ http.ResponseWriter, r *http.Request) {
+		got <- append(r.TransferEncoding, r.Header["Content-Length"]...)
+		<-r.Context().Done()
+		got <- nil
+	})
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	for _, typ := range []string{"application/json", "text/plain"} {
+		s := newSidecar(t, "agent.example.com", "http://"+to)
+		for way, base := range map[string]string{"ingress": s.ingress.URL, "base path": s.egress.URL + "/_run/r-1/http://" + to} {
+			ctx, cancel := context.WithCancel(t.Context())
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/x", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Content-Type", typ)
+			tr := &http.Transport{Protocols: h2c}
+			done := make(chan struct{})
+			go func() { defer close(done); _, _ = tr.RoundTrip(r) }()
+			if how := receive(t, got, "the request"); len(how) > 1 || len(how) == 1 && how[0] != "0" {
+				t.Errorf("%s, %s: it came with %q, want no body", way, typ, how)
+			}
+			cancel()
+			receive(t, got, "the host to notice that the caller has gone")
+			<-done
+			tr.CloseIdleConnections()
+		}
 	}
 }
 
