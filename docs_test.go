@@ -443,11 +443,10 @@ func TestSidecarManifest(t *testing.T) {
 	}
 }
 
-// TestConformanceNamesTests looks for each test that the table names, and for the
-// file of each case. A rule that no test shows has to say so.
-func TestConformanceNamesTests(t *testing.T) {
-	declared := map[string]string{} // the folder of each test
-	cases := map[string]bool{}
+// declaredTests are all tests with their folders, and the files of golden cases.
+func declaredTests(t *testing.T) (declared map[string]string, cases map[string]bool) {
+	t.Helper()
+	declared, cases = map[string]string{}, map[string]bool{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -465,6 +464,33 @@ func TestConformanceNamesTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return declared, cases
+}
+
+// TestSecurityNamesTests looks for each test that the table of attacks names.
+func TestSecurityNamesTests(t *testing.T) {
+	declared, _ := declaredTests(t)
+	table := rows(read(t, "SECURITY.md"), "who")
+	if len(table) < 20 {
+		t.Errorf("SECURITY.md has %d attacks: the table was not read", len(table))
+	}
+	for _, row := range table {
+		tests := regexp.MustCompile(`Test\w+`).FindAllString(row[len(row)-1], -1)
+		if len(row) != 4 || len(tests) == 0 {
+			t.Errorf("SECURITY.md: %q names no test", row)
+		}
+		for _, name := range tests {
+			if declared[name] == "" {
+				t.Errorf("SECURITY.md names %s, which does not exist", name)
+			}
+		}
+	}
+}
+
+// TestConformanceNamesTests looks for each test that the table names, and for the
+// file of each case. A rule that no test shows has to say so.
+func TestConformanceNamesTests(t *testing.T) {
+	declared, cases := declaredTests(t)
 	folders := map[string]string{"TestScenarios": "scenario/", "TestRules": "", "TestGoldenDiscovery": "discovery/", "TestGoldenCausation": "causation/"}
 	rules, named := 0, 0
 	for line := range strings.Lines(read(t, "CONFORMANCE.md")) {

@@ -215,6 +215,23 @@ func TestOneFile(t *testing.T) {
 	}
 }
 
+// TestNothingUnsafe keeps packages out that get round the language: what a peer
+// sends must not be able to do more than Go lets it.
+func TestNothingUnsafe(t *testing.T) {
+	for name, p := range goList(t, "./...") {
+		for _, path := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			if path == "unsafe" || path == "C" || path == "plugin" {
+				t.Errorf("%s imports %s", name, path)
+			}
+		}
+		for _, file := range p.GoFiles {
+			if text := read(t, strings.TrimPrefix(name+"/"+file, "./")); strings.Contains(text, "//go:link"+"name") {
+				t.Errorf("%s links to what it may not see", file)
+			}
+		}
+	}
+}
+
 // TestPureRooms keeps the codecs what they are: functions of bytes. Attribution
 // knows runs, and so package ancestry, but nothing of the network either.
 func TestPureRooms(t *testing.T) {
