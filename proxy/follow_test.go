@@ -477,12 +477,12 @@ func TestFollowIsBounded(t *testing.T) {
 		streamLog(w, r, wholeLog(run), 5)
 	})
 	s := follow(t, h, func(_ *Options, p *Policy) { p.MaxFollowed = 2 })
-	for range 3 {
-		s.begins(t, "/v1/runs")
-	}
+	s.begins(t, "/v1/runs")
+	s.follower.begin("run-1", true) // as a replay would
+	s.begins(t, "/v1/runs")
+	s.begins(t, "/v1/runs")
 	s.wantSeries(t, hit("followed-runs"), 1)
 	s.awaitSeries(t, "wopproxy_followed_runs", 2)
-	s.follower.begin("run-1", true) // as a replay would
 	close(release)
 	s.awaitFollows(t, followEnded, 2)
 	s.awaitSeries(t, "wopproxy_followed_runs", 0)
