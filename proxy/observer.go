@@ -55,8 +55,13 @@ func (o *observer) see(chunk []byte, last bool) {
 		o.seen, o.done = nil, true
 		return
 	}
-	o.seen = append(o.seen, chunk...)
 	whole := last || o.total == o.want
+	if whole && o.seen == nil {
+		o.x.learn(chunk, true) // all at once, as short answers come: no copy
+		o.done = true
+		return
+	}
+	o.seen = append(o.seen, chunk...)
 	if !whole && o.want < 0 && o.tries < documentTries && endsInBracket(chunk) {
 		o.tries++
 		whole = wire.Complete(o.seen)
