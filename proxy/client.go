@@ -20,8 +20,8 @@ import (
 
 // client sends over HTTP/1.1 without TLS, in the goroutine of its caller, what can
 // be written at once: requests that are short and at hand. All others are for
-// http.Transport, whose two goroutines for each connection they need; here those
-// would cost a fifth of an exchange's CPU.
+// http.Transport, whose two goroutines for each connection they need. Here those
+// would cost 32 of some 190 allocations, and four changes of goroutine.
 //
 // It keeps to what http.Transport does: which requests are sent again, what
 // becomes of a connection, how an answer is read.
