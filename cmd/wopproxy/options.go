@@ -72,8 +72,11 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 	return o
 }
 
-// addrOf is where a listener is found.
+// addrOf is where a listener is found, if there is one: stdio has no egress.
 func addrOf(ln net.Listener) netip.AddrPort {
+	if ln == nil {
+		return netip.AddrPort{}
+	}
 	tcp, ok := ln.Addr().(*net.TCPAddr)
 	if !ok {
 		return netip.AddrPort{}
