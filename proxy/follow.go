@@ -204,16 +204,17 @@ type runLog struct {
 // read asks for what follows in the log, and takes it in. least is how long the
 // host wants not to be asked again.
 func (l *runLog) read(ctx context.Context) (o followOutcome, least time.Duration) {
-	base, w := l.p.policy.Load().WatchURL, l.ways[0]
-	if base == nil {
+	w := l.ways[0]
+	l.p.advertised.of(ctx, w.v1) // what is new is judged by it
+	pol := l.p.policy.Load()     // once: a credential is for the URL that it came with
+	if pol.WatchURL == nil {
 		return followOther, 0
 	}
-	l.p.advertised.of(ctx, w.v1) // what is new is judged by it
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	quiet := time.AfterFunc(l.p.follower.quiet, cancel)
 	defer quiet.Stop()
-	resp, err := l.p.askHost(ctx, l.url(base), w.v1, l.header())
+	resp, err := l.p.askHost(ctx, l.url(pol.WatchURL), w.v1, l.header(pol.WatchCredential))
 	if err != nil {
 		l.status = 0
 		return followFailed, 0
@@ -266,15 +267,16 @@ func (l *runLog) url(base *url.URL) *url.URL {
 	return &u
 }
 
-func (l *runLog) header() http.Header {
+// header is that of a request for the log.
+func (l *runLog) header(credential string) http.Header {
 	h := http.Header{"Accept": {"text/event-stream"}}
 	if l.ways[0].poll {
 		h["Accept"] = []string{"application/json"}
 	} else if l.next > 0 {
 		h["Last-Event-Id"] = []string{strconv.FormatInt(l.next-1, 10)}
 	}
-	if c := l.p.policy.Load().WatchCredential; c != "" {
-		h["Authorization"] = []string{"Bearer " + c}
+	if credential != "" {
+		h["Authorization"] = []string{"Bearer " + credential}
 	}
 	return h
 }

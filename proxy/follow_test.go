@@ -543,6 +543,42 @@ func TestFollowStops(t *testing.T) {
 	s.awaitSeries(t, "wopproxy_followed_runs", 0)
 }
 
+// TestFollowCredentialGoesWithItsURL: a reload that moves the logs elsewhere, and
+// with them to another credential, never shows that to who had the logs before.
+func TestFollowCredentialGoesWithItsURL(t *testing.T) {
+	asked, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	h := newUnreadHost(t, func(w http.ResponseWriter, r *http.Request, run string, _ int) { streamLog(w, r, wholeLog(run), 5) })
+	before := newUnreadHost(t, h.events)
+	front := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == discoveryPath { // the follower waits for it
+			once.Do(func() { close(asked) })
+			<-release
+		}
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	s := follow(t, &unreadHost{Server: front}, func(_ *Options, p *Policy) {
+		p.WatchURL, _ = url.Parse(before.URL)
+		p.WatchCredential = "old"
+	})
+	s.begins(t, "/v1/runs")
+	receive(t, asked, "the follower to ask for discovery")
+	u, _ := url.Parse(h.URL)
+	if err := s.SetPolicy(Policy{WatchURL: u, WatchCredential: "new"}); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	s.awaitFollows(t, followEnded, 1)
+	for credential, host := range map[string]*unreadHost{"old": before, "new": h} {
+		for _, r := range host.requests("run-1") {
+			if got := r.Header.Get("Authorization"); got != "Bearer "+credential {
+				t.Errorf("the host of the credential %s was shown %q", credential, got)
+			}
+		}
+	}
+}
+
 // syncBuffer is a buffer for several writers.
 type syncBuffer struct {
 	mu sync.Mutex
