@@ -86,6 +86,7 @@ type exchange struct {
 	document *document            // ingress: what the answer may be
 	causes   *causes              // ingress: what is written into the events that it has
 	server   string               // egress: host:port that the call goes to
+	path     string               // egress: and its path, since a server may have several endpoints, with sessions of their own
 	tylo     *wire.TyloIDs        // egress: the context in Tylo's terms, for those who want it
 	child    ancestry.Link        // egress: the run that the call has started elsewhere
 

@@ -86,7 +86,7 @@ func (x *exchange) calleesRequest(id string) ancestry.HandoffKey {
 	if x.session == "" || id == "" {
 		return ancestry.HandoffKey{}
 	}
-	return ancestry.HandoffKey{Kind: keyRequest, ID: x.server + "\x00" + x.requestKey(id).ID}
+	return ancestry.HandoffKey{Kind: keyRequest, ID: x.server + x.path + "\x00" + x.requestKey(id).ID}
 }
 
 // requested returns the handoff of an earlier request of the session, if that is
@@ -103,7 +103,7 @@ func (x *exchange) calleesQuestion(state []byte) ancestry.HandoffKey {
 	if len(state) == 0 {
 		return ancestry.HandoffKey{}
 	}
-	return ancestry.HandoffKey{Kind: keyQuestion, ID: x.server + "\x00" + x.requestStateKey(state).ID}
+	return ancestry.HandoffKey{Kind: keyQuestion, ID: x.server + x.path + "\x00" + x.requestStateKey(state).ID}
 }
 
 // followAnswer takes from an answer what it says of handoffs.
@@ -153,11 +153,11 @@ func (x *exchange) followLate(a wire.Answer) {
 
 // judge takes an answer that tells of no task, and reports whether the call will
 // be known again in what follows on it. An error in a task that has begun is
-// none of the task's: it says nothing of how that goes on.
+// none of the task's, and a message no result of it: neither says how that goes on.
 func (x *exchange) judge(h *ancestry.Tracked, a wire.Answer) (followed bool) {
 	p := x.p
 	switch {
-	case a.ErrorCode != "" && h == x.handoff && (x.turn || x.task != ""):
+	case (a.ErrorCode != "" || a.BareMessage) && h == x.handoff && (x.turn || x.task != ""):
 		return x.followed
 	case lapsed(a.ErrorCode):
 		p.moveHandoff(h, ancestry.HandoffCancelled, "")

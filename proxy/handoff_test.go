@@ -158,6 +158,8 @@ func TestHandoffOfOneExchange(t *testing.T) {
 		{"stream that ends early", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working")), "message/stream " + toRunning + " task=working open"},
 		{"stream of two tasks", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working"),
 			ok(`{"kind":"status-update","taskId":"11111111-2222-3333-4444-555555555555","status":{"state":"failed"}}`)), "message/stream " + toRunning + " task=working open"},
+		{"stream with a message after the task", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working"),
+			ok(`{"kind":"message","messageId":"m2"}`)), "message/stream " + toRunning + " task=working open"},
 		{"stream that errs after the task", rpc("message/stream", `{"message":{"messageId":"m"}}`), stream(task("working"),
 			`{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"no"}}`), "message/stream " + toRunning + " task=working open"},
 	} {
@@ -302,6 +304,7 @@ func TestHandoffOfACallerThatLeaves(t *testing.T) {
 type step struct {
 	run, request, answer, want string
 	header                     []string
+	path                       string // behind that of the callee
 }
 
 // TestHandoffOfATask follows tasks over later requests, whoever makes them.
@@ -345,6 +348,7 @@ func TestHandoffOfATask(t *testing.T) {
 		}}},
 		{"A2A turn of the same run", []step{send, turn("r-1", of("working"), "message/send "+toRunning+" task=working open"), turn("r-1", of("completed"), "message/send "+harvested+" task=completed")}},
 		{"A2A turn that is refused", []step{send, turn("r-1", `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}`, send.want), turn("r-1", "500\n\n", send.want)}},
+		{"A2A turn answered with a message", []step{send, turn("r-1", ok(`{"kind":"message","messageId":"m3"}`), send.want), turn("r-1", of("completed"), "message/send "+harvested+" task=completed")}},
 		{"A2A turn of another run", []step{send, turn("r-2", of("completed"), "message/send "+harvested+" task=completed")}},
 		{"A2A turn after the end", []step{send, turn("r-1", of("rejected"), "message/send "+toRunning+" failed error=task-rejected task=rejected"),
 			turn("r-1", of("working"), "message/send "+toRunning+" failed error=task-rejected task=rejected; message/send "+toRunning+" task=working open")}},
@@ -372,6 +376,12 @@ func TestHandoffOfATask(t *testing.T) {
 			{answer: stream(ok(`{"content":[]}`)), want: began + " open", header: session},
 			{request: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, answer: "202\n\n", want: began + " open", header: session},
 		}},
+		{"session of the same name elsewhere on the server", []step{
+			{run: "r-1", request: rpc("tools/call", `{"name":"x"}`), answer: stream(`{"jsonrpc":"2.0","method":"notifications/progress"}`), want: began + " open", header: session},
+			{answer: stream(ok(`{"content":[]}`)), want: began + " open", header: session, path: "/other"},
+			{request: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, answer: "202\n\n", want: began + " open", header: session, path: "/other"},
+			{answer: stream(ok(`{"content":[]}`)), want: "tools/call " + harvested, header: session},
+		}},
 		{"cancelled by a notification", []step{
 			{run: "r-1", request: rpc("tools/call", `{"name":"x"}`), answer: stream(`{"jsonrpc":"2.0","method":"notifications/progress"}`), want: began + " open", header: session},
 			{request: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`, answer: "202\n\n", want: began + " open", header: session},
@@ -385,9 +395,9 @@ func TestHandoffOfATask(t *testing.T) {
 				c.says(step.answer)
 				header := ofRun(step.run, step.header...)
 				if step.request == "" {
-					listen(t, s, c.at, header)
+					listen(t, s, c.at+step.path, header)
 				} else {
-					post(t, s.client(), c.at, step.request, header)
+					post(t, s.client(), c.at+step.path, step.request, header)
 				}
 				if got := s.tellHandoffs(t, "r-1"); got != step.want {
 					t.Fatalf("handoffs after step %d = %q\nwant %q", i+1, got, step.want)

@@ -58,7 +58,7 @@ func (x *exchange) attribute(r *http.Request, found [len(carriers)]spanContext) 
 			attribution.Key{Kind: attribution.KindA2ATask, ID: x.msg.TaskID},
 			attribution.Key{Kind: attribution.KindA2AContext, ID: x.msg.ContextID})
 	}
-	x.server = authority(r.URL)
+	x.server, x.path = authority(r.URL), r.URL.Path
 	if x.msg.Protocol == wire.MCP && x.policy.SessionsPerRun {
 		c.Keys = append(c.Keys, peerTask(x.server, x.msg.TaskID))
 	}
