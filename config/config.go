@@ -635,8 +635,8 @@ type Limits struct {
 	Tasks int `yaml:"tasks" min:"1" max:"10000000" restart:"yes"`
 	// Handoffs is how many calls of runs to other hosts are remembered with what
 	// became of them; with one more, the first to end is forgotten, or where none
-	// has ended the one that was quiet for longest. Default 100000; 1 to 10000000.
-	// A change needs a restart.
+	// has ended the one that was quiet for longest. Default 15000, which hold 10 MB;
+	// 1 to 10000000. A change needs a restart.
 	Handoffs int `yaml:"handoffs" min:"1" max:"10000000" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs

@@ -56,7 +56,7 @@ func Default() *Config {
 			Webhooks:        100_000,
 			ProcessScan:     Duration{500 * time.Millisecond},
 			Tasks:           100_000,
-			Handoffs:        100_000,
+			Handoffs:        15_000,
 			Queue:           8192,
 			Tunnels:         10_000,
 			Connections:     10_000,

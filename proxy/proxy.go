@@ -62,7 +62,7 @@ type Options struct {
 	WebhookTTL   time.Duration // a webhook is forgotten this long after its last use; default 24 h
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
-	MaxHandoffs  int           // handoffs that are remembered at most; default 100 000
+	MaxHandoffs  int           // handoffs that are remembered at most; default 15 000
 	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
@@ -134,7 +134,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 		o.MaxTasks = 100_000
 	}
 	if o.MaxHandoffs == 0 {
-		o.MaxHandoffs = 100_000
+		o.MaxHandoffs = 15_000
 	}
 	if o.TaskTTL == 0 {
 		o.TaskTTL = 24 * time.Hour
