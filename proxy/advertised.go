@@ -36,8 +36,9 @@ type contract struct {
 // Bounds on discovery.
 const (
 	discoveryTTL     = 10 * time.Minute
-	discoveryMissing = time.Minute     // where there is no document
-	discoveryRetry   = 5 * time.Second // a document that could not be read is not asked for
+	discoveryMissing = time.Minute            // where there is no document
+	discoveryRetry   = 5 * time.Second        // a document that could not be read again is not asked for
+	discoveryFirst   = 200 * time.Millisecond // nor is one that never was: its host may be starting
 	discoveryTimeout = 5 * time.Second
 	maxDiscovery     = 4 << 20
 )
@@ -122,7 +123,11 @@ func (a *advertised) ask(v1 bool, read chan struct{}) {
 	c := a.majorLocked(v1)
 	c.read = nil
 	if now == nil {
-		c.until = time.Now().Add(discoveryRetry)
+		wait := discoveryRetry
+		if !c.known {
+			wait = discoveryFirst
+		}
+		c.until = time.Now().Add(wait)
 		return
 	}
 	if now.model == audit.UnknownModel {

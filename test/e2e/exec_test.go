@@ -173,7 +173,7 @@ func TestExecCommand(t *testing.T) {
 			stdout: "http://proxy.example.com\n", stderr: `"variables":"https_proxy"`,
 		},
 		{name: "no shims", args: []string{"exec", "-carry=false", "--", "sh", "-c", "echo $NODE_OPTIONS$PYTHONPATH"}, stdout: "\n"},
-		{name: "a proxy that is up", args: shell(`curl -fsS --noproxy "" "$HTTP_PROXY/x" 2>&1 | grep -c 502`), stdout: "1\n"},
+		{name: "a proxy that is up", args: shell(`curl -fsS --noproxy "" "$HTTP_PROXY/x" 2>&1 | grep -c 508`), stdout: "1\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := run(t, append(tt.env, env...), tt.args...)
