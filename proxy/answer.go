@@ -29,7 +29,7 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 		return // on a stream that serves several requests
 	}
 	x.learnTask(a)
-	x.errorCode = a.ErrorCode
+	x.errorCode, x.spoken = a.ErrorCode, x.spoken || a.BareMessage
 	x.endWithResult(a)
 	x.followAnswer(a)
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {

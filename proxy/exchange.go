@@ -106,6 +106,7 @@ type exchange struct {
 	replay    bool       // the host says that it has repeated an earlier answer
 	errorCode string     // of a JSON-RPC answer
 	answered  bool       // the answer to the request was seen
+	spoken    bool       // it was, or had, a message that tells of no task
 	streamed  bool       // the answer is to come on a stream of which every event can be read
 	stays     bool       // the run goes on after the exchange
 	failed    int        // the status of an answer that is an error

@@ -124,9 +124,19 @@ func newRequest(t testing.TB, method, url string, header http.Header) *http.Requ
 	return r
 }
 
-// TestRefusedTurnEndsNothing: a turn of a task that the host refuses leaves the
-// task at work, so the calls it makes beside another task are nobody's.
+// TestRefusedTurnEndsNothing: a turn of a task that the host refuses, or answers
+// with a message which does not tell of it, leaves the task at work, so the calls
+// it makes beside another task are nobody's.
 func TestRefusedTurnEndsNothing(t *testing.T) {
+	for name, answer := range map[string]string{
+		"refused": `"error":{"code":-32004,"message":"task is still executing"}`,
+		"message": `"result":{"kind":"message","role":"agent","messageId":"m-2","parts":[]}`,
+	} {
+		t.Run(name, func(t *testing.T) { turnThatEndsNothing(t, answer) })
+	}
+}
+
+func turnThatEndsNothing(t *testing.T, answer string) {
 	last := make(chan seen, 1)
 	to := target(t, last)
 	tasks := 0
@@ -134,7 +144,7 @@ func TestRefusedTurnEndsNothing(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		if strings.Contains(string(body), "taskId") {
-			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-32004,"message":"task is still executing"}}`)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,`+answer+`}`)
 			return
 		}
 		tasks++

@@ -132,9 +132,10 @@ func (x *exchange) end(r *http.Request) {
 		if x.visits {
 			x.p.runs.Leave(x.run)
 		}
-	case x.goesOn && (x.failed != 0 || x.errorCode != ""):
-		// What was refused is this turn. Whether the run has ended is another
-		// question, which only a terminal state answers; and if it had, it still has.
+	case x.goesOn && (x.failed != 0 || x.errorCode != "" || x.spoken && !x.stays):
+		// What was refused, or answered with a message, is this turn. Whether the run
+		// has ended is another question, which only a terminal state answers; and if it
+		// had, it still has.
 		x.p.runs.Relapse(x.run)
 	case x.over():
 		x.p.runs.End(x.run)
