@@ -223,7 +223,8 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 	case x.body == nil && x.rest == nil:
 		return
 	case x.body == nil:
-		r.Body = x.rest
+		x.lent.ReadCloser = x.rest
+		r.Body = &x.lent
 		return
 	case grpc && r.ContentLength >= 0:
 		r.ContentLength += int64(len(body) - len(x.body))
