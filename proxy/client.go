@@ -48,9 +48,14 @@ const (
 // ordinary is for http.Transport to judge.
 func (c *client) takes(r *http.Request, atHand bool) bool {
 	h := r.Header
-	return r.URL.Scheme == "http" && r.URL.Opaque == "" && plainHost(r.URL.Host) && plainHost(r.Host) &&
-		(r.Body == nil || atHand && r.ContentLength > 0 && r.ContentLength <= maxAtOnce) && len(r.TransferEncoding) == 0 && len(r.Trailer) == 0 &&
-		h["Upgrade"] == nil && h["Expect"] == nil && plainValues(h)
+	room := maxAtOnce - int64(len(r.URL.Path)+len(r.URL.RawQuery))
+	if r.Body != nil {
+		room -= r.ContentLength
+	}
+	return r.Method != http.MethodConnect && r.URL.Scheme == "http" && r.URL.Opaque == "" &&
+		r.URL.Host != "" && plainHost(r.URL.Host) && plainHost(r.Host) &&
+		(r.Body == nil || atHand && r.ContentLength > 0) && len(r.TransferEncoding) == 0 && len(r.Trailer) == 0 &&
+		h["Upgrade"] == nil && h["Expect"] == nil && plainValues(h, room)
 }
 
 // plainHost reports whether a host is one that goes on the wire as it is.
@@ -65,11 +70,13 @@ func plainHost(host string) bool {
 	return true
 }
 
-// plainValues reports whether no header has what would end it early. Names come
-// from a server that has checked them, or from us.
-func plainValues(h http.Header) bool {
-	for _, values := range h {
+// plainValues reports whether no header has what would end it early, and all of
+// them fit into so many bytes. Names come from a server that has checked them, or
+// from us.
+func plainValues(h http.Header, room int64) bool {
+	for name, values := range h {
 		for _, v := range values {
+			room -= int64(len(name) + len(v))
 			for i := range len(v) {
 				if c := v[i]; c < ' ' && c != '\t' || c == 0x7f {
 					return false
@@ -77,7 +84,7 @@ func plainValues(h http.Header) bool {
 			}
 		}
 	}
-	return true
+	return room >= 0
 }
 
 // send sends r and returns the answer, whose body has to be closed. A connection
@@ -119,7 +126,7 @@ func repeatable(method string) bool {
 }
 
 // requestBuffers hold requests until they are answered; none grows far beyond
-// maxAtOnce and the bound on headers.
+// maxAtOnce.
 var requestBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // writeRequest writes r as it goes on the wire, in the form that http.Transport
@@ -362,7 +369,7 @@ func (c *clientConn) head(r *http.Request, x *exchange) (*http.Response, error) 
 		if err != nil {
 			return nil, err
 		}
-		if resp.StatusCode >= http.StatusOK || resp.StatusCode == http.StatusSwitchingProtocols {
+		if resp.StatusCode/100 != 1 || resp.StatusCode == http.StatusSwitchingProtocols {
 			return resp, nil
 		}
 		x.inform(resp.StatusCode, resp.Header)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -106,6 +107,10 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender, lo
 	x.informing.Lock()
 	x.informs = nil
 	x.informing.Unlock()
+	if err == nil && resp.StatusCode < http.StatusContinue { // a server of net/http would panic
+		_ = resp.Body.Close()
+		err = fmt.Errorf("upstream's status is %d", resp.StatusCode)
+	}
 	if err != nil {
 		x.failure(r, err).write(w)
 		return

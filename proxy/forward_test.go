@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // speaker is a server that answers each request with the same text, and hands on
@@ -165,6 +167,67 @@ func TestAnswerBreaksOff(t *testing.T) {
 				s.handled.wait(t)
 				s.awaitSeries(t, fmt.Sprintf("wopproxy_exchanges_total{direction=%q,outcome=%q,protocol=%q}", way.dir, outcomeUpstream, "http"), 1)
 			})
+		}
+	}
+}
+
+// A next hop that can't be reached is told of at once, though the client has not
+// sent all of its body, and may never do.
+func TestFailureDoesNotWaitForBody(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := ln.Addr().String()
+	ln.Close()
+	const part = "a part of the body, as long as it takes to be too long"
+	for _, row := range []struct {
+		name, typ string
+		inspected int64
+	}{
+		{"not looked at", "text/plain", 0}, {"slow", "application/json", 0}, {"too large", "application/json", int64(len(part)) / 2},
+	} {
+		for _, head := range []struct{ length, sent string }{
+			{"Content-Length: 5000", part}, {"Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", len(part), part)},
+		} {
+			for _, way := range rawWays[:3] {
+				t.Run(row.name+"/"+head.length+"/"+way.name, func(t *testing.T) {
+					s := newSidecar(t, "agent.example.com", "http://"+to, func(_ *Options, p *Policy) {
+						p.BodyPatience, p.InspectedBody = time.Millisecond, row.inspected
+					})
+					c, prefix := way.dial(t, s, to)
+					c.send("POST " + prefix + "/ HTTP/1.1\nHost: " + to + "\nContent-Type: " + row.typ + "\n" + head.length + "\n\n" + head.sent)
+					if resp := c.answer(http.MethodPost); resp.StatusCode != http.StatusBadGateway {
+						t.Errorf("answer = %s, want 502", resp.Status)
+					}
+					c.Close()
+				})
+			}
+		}
+	}
+}
+
+// A status that no answer can have is the next hop's fault, and nobody's panic.
+func TestImpossibleStatus(t *testing.T) {
+	for _, status := range []string{"000", "099", "+99"} {
+		to, _ := speaker(t, "HTTP/1.1 "+status+" Odd\nContent-Length: 2\n\nok")
+		for _, way := range rawWays {
+			for _, long := range []string{"", "Expect: 100-continue\nContent-Length: 2\n"} { // which is for net/http
+				t.Run(fmt.Sprintf("%s/%s/%d", way.name, status, len(long)), func(t *testing.T) {
+					s := newSidecar(t, "agent.example.com", "http://"+to)
+					c, prefix := way.dial(t, s, to)
+					c.send("POST " + prefix + "/ HTTP/1.1\nHost: " + to + "\n" + long + "\n" + strings.Repeat("x", min(len(long), 2)))
+					resp := c.answer(http.MethodPost)
+					for resp.StatusCode == http.StatusContinue {
+						resp = c.answer(http.MethodPost)
+					}
+					if resp.StatusCode != http.StatusBadGateway {
+						t.Errorf("answer = %s, want 502", resp.Status)
+					}
+					c.Close()
+					s.awaitSeries(t, fmt.Sprintf("wopproxy_exchanges_total{direction=%q,outcome=%q,protocol=%q}", way.dir, outcomeUpstream, "http"), 1)
+				})
+			}
 		}
 	}
 }
