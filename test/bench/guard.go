@@ -29,12 +29,14 @@ type piece struct {
 
 var pieces = []piece{
 	{"./proxy/internal/wire", ".", "30ms", 0},
-	{"./proxy/internal/attribution", ".", "30ms", 0},
+	{"./proxy/internal/attribution", "Attribute|Echoed", "30ms", 0},
+	{"./proxy/internal/attribution", "Life", "30ms", 0.2}, // tables grow now and then
 	{"./ancestry", "ParseChain|ChainHeader|NewRunID|Wrap", "30ms", 0},
 	{"./ancestry/boltstore", "EncodeLink|DecodeLink", "30ms", 0},
 	{"./ancestry/boltstore", "RecordBatch", "20x", 0.05}, // it costs more the more there is
 	{"./config", ".", "30ms", 0},
-	{"./proxy", "ReadHead|Events", "30ms", 0},
+	{"./proxy", "ReadHead", "30ms", 0},
+	{"./proxy", "Events", "30ms", 0.02},
 	{"./proxy", "Exchange", "50ms", 0.05},
 }
 
