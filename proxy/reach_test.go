@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -81,6 +82,13 @@ func (s *nameServer) answer(typ dnsmessage.Type) netip.Addr {
 		s.next = s.next[1:]
 	}
 	return a
+}
+
+// answers is how many addresses were given out.
+func (s *nameServer) answers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
 }
 
 // get asks for a path through egress, in absolute form, and returns the answer.
@@ -206,8 +214,8 @@ func TestDNSRebinding(t *testing.T) {
 				}
 				s.outbound.closeIdle() // or there would be no second look
 				s.wantNoWay(t, name, http.StatusBadGateway, row.says)
-				if dns.asked < 3 {
-					t.Errorf("the name was resolved %d times, want it for each connection", dns.asked)
+				if n := dns.answers(); n < 3 {
+					t.Errorf("the name was resolved %d times, want it for each connection", n)
 				}
 			})
 		}
@@ -227,8 +235,8 @@ func TestCallsToEgressItself(t *testing.T) {
 				o.EgressAddr = ln.Addr().(*net.TCPAddr).AddrPort()
 			})
 			s.egress.Listener.Close() // served by no one from now on
-			served := 0
-			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++; s.Egress().ServeHTTP(w, r) })}
+			var served atomic.Int64
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1); s.Egress().ServeHTTP(w, r) })}
 			done := make(chan struct{})
 			go func() { defer close(done); _ = srv.Serve(ln) }()
 			t.Cleanup(func() { srv.Close(); <-done })
@@ -244,11 +252,11 @@ func TestCallsToEgressItself(t *testing.T) {
 			for _, to := range to {
 				s.wantNoWay(t, to, http.StatusLoopDetected, "egress.listen")
 			}
-			served = 0
+			served.Store(0)
 			c := dialRaw(t, s.egress.URL)
 			c.send("GET " + strings.Repeat("/_run/r/http://127.0.0.1:"+port, 100) + "/ HTTP/1.1\nHost: a\n\n")
-			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusLoopDetected || served != 1 {
-				t.Errorf("a path through us a hundred times: %s after %d rounds, want 508 after one", resp.Status, served)
+			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusLoopDetected || served.Load() != 1 {
+				t.Errorf("a path through us a hundred times: %s after %d rounds, want 508 after one", resp.Status, served.Load())
 			}
 		})
 	}
