@@ -53,7 +53,7 @@ func (a *advertised) now(v1 bool) contract {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.majorLocked(v1)
-	if c.read == nil && time.Now().After(c.until) {
+	if c.read == nil && !time.Now().Before(c.until) {
 		c.read = make(chan struct{})
 		go a.ask(v1, c.read) // ends within discoveryTimeout
 	}
@@ -89,6 +89,13 @@ func (c contract) by(claim Claim) wire.Told { return c.told[claim.level()] }
 // without a discovery document is bound to nothing by it.
 func (p *Proxy) AncestryEndpoint(ctx context.Context, v1 bool) ancestry.Endpoint {
 	c := p.advertised.now(v1)
+	if !c.known && c.read == nil {
+		select {
+		case <-time.After(time.Until(c.until)): // at most discoveryFirst
+		case <-ctx.Done():
+		}
+		c = p.advertised.now(v1)
+	}
 	if !c.known && c.read != nil {
 		select {
 		case <-c.read:

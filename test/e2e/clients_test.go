@@ -7,7 +7,6 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"net/url"
 	"os/exec"
 	"path/filepath"
@@ -246,7 +245,7 @@ func newTLSFront(t *testing.T, upstream string) tlsPeer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	front := httptest.NewUnstartedServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }})
+	front := httptest.NewUnstartedServer(inFrontOf(func() *url.URL { return to }))
 	front.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that hang up
 	front.StartTLS()
 	t.Cleanup(front.Close)

@@ -134,12 +134,24 @@ func (s *sidecar) serve(t testing.TB, env []string, file string) {
 
 // newFront is the public address of s.
 func newFront(t testing.TB, s *sidecar) string {
-	front := httptest.NewServer(&httputil.ReverseProxy{
-		Rewrite:  func(r *httputil.ProxyRequest) { r.SetURL(s.frontTo.Load()) },
-		ErrorLog: log.New(io.Discard, "", 0), // a program that a test has killed is no news
-	})
+	front := httptest.NewServer(inFrontOf(s.frontTo.Load))
 	t.Cleanup(front.Close)
 	return front.URL
+}
+
+// inFrontOf passes requests on. Without full duplex an event stream would break off
+// now and then: Go's server takes the rest of the request's body when the answer
+// begins, and the transport finds it closed.
+func inFrontOf(to func() *url.URL) http.Handler {
+	pass := &httputil.ReverseProxy{
+		FlushInterval: -1,
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to()) },
+		ErrorLog:      log.New(io.Discard, "", 0), // a program that a test has killed is no news
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		pass.ServeHTTP(w, r)
+	})
 }
 
 // configure writes the configuration file, in one step.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -35,7 +34,7 @@ type watchPost struct {
 func newWatched(t testing.TB, hostID string, major int, addr string, fault func(http.ResponseWriter, *http.Request, int) bool, more ...settings) (*owHost, *watchPost) {
 	t.Helper()
 	p := &watchPost{fault: fault, asked: map[string][]string{}}
-	pass := &httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(p.to.Load()) }}
+	pass := inFrontOf(p.to.Load)
 	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		path := strings.TrimSuffix(r.URL.EscapedPath(), "/poll")
