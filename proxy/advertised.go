@@ -29,6 +29,7 @@ type contract struct {
 	model audit.Model
 	told  map[int]wire.Told // what callers find in it, by the level of the claim that is made
 	known bool              // whether there is one
+	odd   bool              // there is none by an answer that no host of the protocol gives
 	until time.Time         // when it is to be read again; zero: it never was
 	read  chan struct{}     // closed when the reading under way has ended; nil: none is
 }
@@ -129,7 +130,7 @@ func (a *advertised) ask(v1 bool, read chan struct{}) {
 	defer close(read)
 	c := a.majorLocked(v1)
 	c.read = nil
-	if now == nil {
+	if now == nil || now.odd && c.by(ClaimExtension).Document {
 		wait := discoveryRetry
 		if !c.known {
 			wait = discoveryFirst
@@ -165,6 +166,8 @@ func (p *Proxy) fetchDiscovery(v1 bool) *contract {
 			c.told[claim.level()] = wire.Told{Document: true}
 		}
 		return c
+	case s == http.StatusNotImplemented, s == http.StatusInternalServerError && !isJSON(resp.Header.Get("Content-Type")):
+		c.odd = true // a host that fails at whatever it does not know, where OpenWOP's say so in JSON
 	case s >= 500, s == http.StatusRequestTimeout, s == http.StatusTooEarly, s == http.StatusTooManyRequests:
 		return nil
 	}

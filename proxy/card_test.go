@@ -52,7 +52,7 @@ func newDocumentHost(t testing.TB) *documentHost {
 func (h *documentHost) says(body string, header ...string) {
 	d := &given{http.StatusOK, http.Header{"Content-Type": {"application/json"}}, body}
 	for i := 0; i < len(header); i += 2 {
-		d.header.Add(header[i], header[i+1])
+		d.header.Set(header[i], header[i+1])
 	}
 	h.answer.Store(d)
 }

@@ -61,6 +61,8 @@ func TestAncestryEndpoint(t *testing.T) {
 		{"none for strangers", ClaimExtension, 401, `who?`, nil, ancestry.EndpointServed},
 		{"moved", ClaimExtension, 302, ``, []string{"Location", "/login"}, ancestry.EndpointServed},
 		{"failing", ClaimAll, 500, level2, nil, ancestry.EndpointUnknown},
+		{"failing at what it does not know", ClaimAll, 500, `oops`, []string{"Content-Type", "text/plain"}, ancestry.EndpointServed},
+		{"no GET", ClaimAll, 501, `oops`, []string{"Content-Type", "text/html"}, ancestry.EndpointServed},
 		{"overloaded", ClaimAll, 429, level2, nil, ancestry.EndpointUnknown},
 		{"compressed, so that nothing can be claimed", ClaimAll, 200, gzipped(t, level2), []string{"Content-Encoding", "gzip"}, ancestry.EndpointAbsent},
 		{"compressed, and the host's own claim", ClaimAll, 200, gzipped(t, own), []string{"Content-Encoding", "gzip"}, ancestry.EndpointServed},
