@@ -61,18 +61,25 @@ func (a *advertised) now(v1 bool) contract {
 	return *c
 }
 
-// of returns what is known of a major. The first to ask waits until its document
-// was read, for no longer than discoveryTimeout.
+// of returns what is known of a major. While nothing is, it waits until the document
+// was read, for no longer than discoveryFirst and discoveryTimeout.
 func (a *advertised) of(ctx context.Context, v1 bool) contract {
 	c := a.now(v1)
-	if !c.until.IsZero() {
-		return c
+	if !c.known && c.read == nil {
+		select {
+		case <-time.After(time.Until(c.until)):
+		case <-ctx.Done():
+		}
+		c = a.now(v1)
 	}
-	select {
-	case <-c.read:
-	case <-ctx.Done():
+	if !c.known && c.read != nil {
+		select {
+		case <-c.read:
+		case <-ctx.Done():
+		}
+		c = a.now(v1)
 	}
-	return a.now(v1)
+	return c
 }
 
 func (a *advertised) majorLocked(v1 bool) *contract {
@@ -86,24 +93,9 @@ func (a *advertised) majorLocked(v1 bool) *contract {
 func (c contract) by(claim Claim) wire.Told { return c.told[claim.level()] }
 
 // AncestryEndpoint returns what callers are told of OpenWOP's ancestry endpoint under
-// a major. It waits until that is known, for no longer than discoveryTimeout. A host
-// without a discovery document is bound to nothing by it.
+// a major. A host without a discovery document is bound to nothing by it.
 func (p *Proxy) AncestryEndpoint(ctx context.Context, v1 bool) ancestry.Endpoint {
-	c := p.advertised.now(v1)
-	if !c.known && c.read == nil {
-		select {
-		case <-time.After(time.Until(c.until)): // at most discoveryFirst
-		case <-ctx.Done():
-		}
-		c = p.advertised.now(v1)
-	}
-	if !c.known && c.read != nil {
-		select {
-		case <-c.read:
-		case <-ctx.Done():
-		}
-		c = p.advertised.now(v1)
-	}
+	c := p.advertised.of(ctx, v1)
 	told := c.by(p.policy.Load().Claim)
 	switch {
 	case !c.known:
