@@ -58,6 +58,8 @@ func play(role string, args []string) int {
 				return 3
 			}
 		}
+	case "sleep":
+		time.Sleep(time.Minute)
 	case "mortal":
 		fmt.Println("ready", os.Getpid())
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -275,7 +277,7 @@ func TestParseCommand(t *testing.T) {
 func TestChildMissedSignal(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("terminated signal received"))
-	cmd := exec.Command("sleep", "60")
+	cmd := actor("sleep")
 	c, err := startChild(cmd)
 	if err != nil {
 		t.Fatal(err)
