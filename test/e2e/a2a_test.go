@@ -361,8 +361,9 @@ func TestA2AClientGone(t *testing.T) {
 			p.does("long", func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 				emit(a2a.NewSubmittedTask(x, x.Message))
 				<-release
+				err := ctx.Err() // before the end of the task: the SDK cancels behind it
 				emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateCompleted, nil))
-				done <- ctx.Err()
+				done <- err
 				return nil
 			})
 			a := newAgent(t, "caller.example.com")
