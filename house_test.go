@@ -75,7 +75,7 @@ var oneFile = map[string][]string{
 
 // inTests are the libraries that only tests, and packages for tests, import.
 var inTests = []string{
-	"github.com/a2aproject/a2a-go", "github.com/google/go-cmp", "github.com/google/jsonschema-go",
+	"github.com/a2aproject/a2a-go", "github.com/go-json-experiment/json", "github.com/google/go-cmp", "github.com/google/jsonschema-go",
 	"github.com/modelcontextprotocol/go-sdk", "github.com/prometheus/client_model",
 	"go.opentelemetry.io/proto/otlp", "golang.org/x/net", "golang.org/x/tools", "google.golang.org/grpc", "google.golang.org/protobuf",
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 )
@@ -35,8 +35,8 @@ var (
 )
 
 // checkStamp holds the promise of the package against one body: a refused body
-// comes back as it is, an edited one differs in nothing but the named members,
-// carries the edit, and is stable.
+// comes back as it is, an edited one is JSON to a reader that is none of ours,
+// differs to it in nothing but the named members, carries the edit, and is stable.
 func checkStamp(t *testing.T, in []byte, h Hints, e Edit) {
 	t.Helper()
 	m := Read(in, h)
@@ -56,8 +56,15 @@ func checkStamp(t *testing.T, in []byte, h Hints, e Edit) {
 	if bytes.Equal(in, out) && !same(in, out) {
 		t.Errorf("Stamp(%q) copied what it did not change", in)
 	}
-	if !json.Valid(out) {
-		t.Fatalf("Stamp(%q) = %q, not JSON", in, out)
+	if err := strictly(in, lenient...); err != nil {
+		t.Fatalf("Stamp(%q) edits what another reader refuses: %v", in, err)
+	}
+	as := lenient
+	if strictly(in) == nil {
+		as = nil // and so it stays
+	}
+	if err := strictly(out, as...); err != nil {
+		t.Fatalf("Stamp(%q) = %q, which another reader refuses: %v", in, out, err)
 	}
 	tree := namedMCP
 	switch {
@@ -120,29 +127,39 @@ func same(a, b []byte) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
+// strictly reports why a reader that follows RFC 8259 and RFC 7493 to the letter
+// refuses a body.
+func strictly(body []byte, options ...jsontext.Options) error {
+	copied := jsontext.Value(body).Clone()
+	return copied.Compact(options...)
+}
+
+// lenient admits what a peer may have in members that no edit is about, and gets
+// back as it was: names that stand twice, and bytes that are no UTF-8.
+var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
+
 // others lists the members of a JSON object in their order, each with its path
 // and the bytes of its value, except the named ones and what only holds them.
 func others(t *testing.T, raw []byte, tree named) (list []string) {
 	t.Helper()
-	raw = bytes.TrimSpace(raw)
-	if len(raw) == 0 || raw[0] != '{' {
-		return []string{string(raw)}
+	dec := jsontext.NewDecoder(bytes.NewReader(raw), lenient...)
+	if dec.PeekKind() != jsontext.KindBeginObject {
+		return []string{string(bytes.TrimSpace(raw))}
 	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	if _, err := dec.Token(); err != nil {
+	if _, err := dec.ReadToken(); err != nil {
 		t.Fatal(err)
 	}
 	seen := map[string]bool{}
-	for dec.More() {
-		key, err := dec.Token()
+	for dec.PeekKind() != jsontext.KindEndObject {
+		key, err := dec.ReadToken()
 		if err != nil {
 			t.Fatal(err)
 		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil && err != io.EOF {
+		name := key.String()
+		value, err := dec.ReadValue()
+		if err != nil {
 			t.Fatal(err)
 		}
-		name := key.(string)
 		below, ok := tree[name]
 		if ok && seen[name] {
 			t.Fatalf("%q was edited, but has %q twice", raw, name)
