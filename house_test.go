@@ -48,6 +48,7 @@ var rooms = map[string][]string{
 	"proxy/internal/attribution": {"ancestry"},
 	"proxy/internal/openwop":     {},
 	"proxy/internal/wire":        {},
+	"deploy":                     {},
 	"deploy/compose":             {},
 	"test/accuracy":              {"test/internal/program"},
 	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "github.com/elazarl/goproxy"},
