@@ -93,21 +93,25 @@ func (s *Store) read(ctx context.Context, fn func(*view) error) error {
 	return err
 }
 
-// view reads all windows, each at the moment it is first asked. They stay open
-// until it is closed.
+// view reads what is in no window yet, and all windows, each at the moment it is
+// first asked. They stay open until it is closed.
 type view struct {
 	s       *Store
-	windows []*window // newest first
+	recent  []*recent // newest first
+	windows []*window // newest first, older than all that is recent
 	txs     []*bolt.Tx
-	write   *bolt.Tx // on windows[0]; its owner ends it
 }
 
-func (s *Store) view(write *bolt.Tx) *view {
+// view returns a view of the store, with a change on top unless that is nil.
+func (s *Store) view(change *recent) *view {
 	s.readers.RLock()
+	// What leaves here is in a window before.
+	layers := *s.recent.Load()
+	if change != nil {
+		layers = append([]*recent{change}, layers...)
+	}
 	windows := *s.windows.Load()
-	v := &view{s: s, windows: windows, txs: make([]*bolt.Tx, len(windows)), write: write}
-	v.txs[0] = write
-	return v
+	return &view{s: s, recent: layers, windows: windows, txs: make([]*bolt.Tx, len(windows))}
 }
 
 // close may be called again.
@@ -116,7 +120,7 @@ func (v *view) close() {
 		return
 	}
 	for _, tx := range v.txs {
-		if tx != nil && tx != v.write {
+		if tx != nil {
 			_ = tx.Rollback() // of a read transaction: it can only have ended already
 		}
 	}
@@ -136,7 +140,6 @@ func (v *view) tx(i int) (tx *bolt.Tx, err error) {
 type found struct {
 	l      ancestry.Link
 	record []byte
-	newest bool // in the newest window
 }
 
 // link returns the link, or nil of nil.
@@ -159,8 +162,8 @@ func (f *found) key() string {
 // only runs that were found to be one another in turn add up.
 const maxNames = 1000
 
-// find returns the link that name leads to, or nil. The newest window that
-// knows a name is right about it.
+// find returns the link that name leads to, or nil. The newest that knows a name
+// is right about it.
 func (v *view) find(name string) (*found, error) {
 	for range maxNames {
 		target, f, err := v.probe(name)
@@ -174,10 +177,20 @@ func (v *view) find(name string) (*found, error) {
 
 // probe returns the link of name, or what it is a name of.
 func (v *view) probe(name string) (target string, f *found, err error) {
-	key := []byte(name)
-	if len(key) == 0 {
+	if name == "" {
 		return "", nil, nil
 	}
+	for _, r := range v.recent {
+		target, record := r.probe(name)
+		if target != "" {
+			return target, nil, nil
+		}
+		if record != nil {
+			f, err = foundIn(name, record)
+			return "", f, err
+		}
+	}
+	key := []byte(name)
 	hash := hashName(key)
 	for i, w := range v.windows {
 		if w.filter != nil && !w.filter.has(hash) {
@@ -191,11 +204,16 @@ func (v *view) probe(name string) (target string, f *found, err error) {
 			return string(b), nil, nil
 		}
 		if record := tx.Bucket(bucketLinks).Get(key); record != nil {
-			l, err := decodeLink(name, record)
-			return "", &found{l, record, i == 0}, err
+			f, err := foundIn(name, record)
+			return "", f, err
 		}
 	}
 	return "", nil, nil
+}
+
+func foundIn(key string, record []byte) (*found, error) {
+	l, err := decodeLink(key, record)
+	return &found{l, record}, err
 }
 
 // names returns all names of the run that name is one of, and at least name.
@@ -212,19 +230,32 @@ func (v *view) names(name string) ([]string, error) {
 			names = append(names, name)
 		}
 	}
+	// A run that became a name of this one brought its alias along.
+	aliasOf := func(key string, record []byte) error {
+		if record == nil {
+			return nil
+		}
+		f, err := foundIn(key, record)
+		add(string(f.l.Alias))
+		return err
+	}
 	for n := 0; n < len(names); n++ { // names grows
+		for _, r := range v.recent {
+			record, others := r.around(names[n])
+			if err := aliasOf(names[n], record); err != nil {
+				return nil, err
+			}
+			for _, name := range others {
+				add(name)
+			}
+		}
 		for i := range v.windows {
 			tx, err := v.tx(i)
 			if err != nil {
 				return nil, err
 			}
-			// A run that became a name of this one brought its alias along.
-			if record := tx.Bucket(bucketLinks).Get([]byte(names[n])); record != nil {
-				l, err := decodeLink(names[n], record)
-				if err != nil {
-					return nil, err
-				}
-				add(string(l.Alias))
+			if err := aliasOf(names[n], tx.Bucket(bucketLinks).Get([]byte(names[n]))); err != nil {
+				return nil, err
 			}
 			prefix := pair(names[n], nil)
 			c := tx.Bucket(bucketOthers).Cursor()
@@ -240,15 +271,18 @@ func (v *view) names(name string) ([]string, error) {
 // their place, from after on, at most limit of them.
 func (v *view) list(index []byte, prefixes [][]byte, after []byte, limit int) ([]ancestry.Link, error) {
 	var sources []*source
+	for _, prefix := range prefixes {
+		for _, r := range v.recent {
+			sources = append(sources, r.source(index, prefix, after))
+		}
+	}
 	for i := range v.windows {
 		tx, err := v.tx(i)
 		if err != nil {
 			return nil, err
 		}
 		for _, prefix := range prefixes {
-			s := &source{c: tx.Bucket(index).Cursor(), prefix: prefix}
-			s.seek(after)
-			sources = append(sources, s)
+			sources = append(sources, cursorSource(tx.Bucket(index).Cursor(), prefix, after))
 		}
 	}
 	var links []ancestry.Link
@@ -258,9 +292,9 @@ func (v *view) list(index []byte, prefixes [][]byte, after []byte, limit int) ([
 			break
 		}
 		place = bytes.Clone(place)
-		for _, s := range sources { // a link completed later is listed in both windows
+		for _, s := range sources { // a link completed later is listed twice
 			if bytes.Equal(s.place, place) {
-				s.next()
+				s.place = s.next()
 			}
 		}
 		key := string(place[8:])
@@ -277,30 +311,26 @@ func (v *view) list(index []byte, prefixes [][]byte, after []byte, limit int) ([
 
 // source is one sorted run of an index.
 type source struct {
-	c      *bolt.Cursor
-	prefix []byte
-	place  []byte // where it stands; nil at the end
+	place []byte        // where it stands; nil at the end
+	next  func() []byte // the place after that
 }
 
-// seek goes to the first place behind after.
-func (s *source) seek(after []byte) {
-	k, _ := s.c.Seek(append(bytes.Clone(s.prefix), after...))
-	s.set(k)
-	if s.place != nil && bytes.Equal(s.place, after) {
-		s.next()
+func newSource(next func() []byte) *source { return &source{place: next(), next: next} }
+
+// cursorSource returns the places under a prefix that come behind after.
+func cursorSource(c *bolt.Cursor, prefix, after []byte) *source {
+	from := append(bytes.Clone(prefix), after...)
+	k, _ := c.Seek(from)
+	if len(after) > 0 && bytes.Equal(k, from) {
+		k, _ = c.Next()
 	}
-}
-
-func (s *source) next() {
-	k, _ := s.c.Next()
-	s.set(k)
-}
-
-func (s *source) set(k []byte) {
-	s.place = nil
-	if bytes.HasPrefix(k, s.prefix) && len(k) > len(s.prefix)+8 {
-		s.place = k[len(s.prefix):]
-	}
+	return newSource(func() (place []byte) {
+		if bytes.HasPrefix(k, prefix) && len(k) > len(prefix)+8 {
+			place = k[len(prefix):]
+			k, _ = c.Next()
+		}
+		return place
+	})
 }
 
 // least returns the first place of all sources, or nil at their end.

@@ -3,6 +3,10 @@
 // It promises what ancestry.Store does: links that Record has returned for
 // survive kill -9 and power loss, and readers never wait for the writer's disk.
 //
+// A group of links is durable once it is in the journal: one write and one wait.
+// It is then kept in memory, where look-ups find it, and many groups at a time are
+// written to a B-tree, when nobody waits for that.
+//
 // Links live in one file per window of time, or in several while there are many.
 // Run ids are often random, and one B-tree would pay for random keys as it grows,
 // and for deletions for ever after. So only the newest file is ever written and
@@ -40,9 +44,14 @@ type Options struct {
 	Wait     time.Duration    // how long Open waits for another process to let go of Dir; default 100 ms, negative: not at all
 	MaxLinks int              // Prune forgets the oldest windows beyond this many links; default 10 million
 	Fill     int              // links after which a window ends early; default a 64th of MaxLinks, at least 65536
+	Journal  int              // bytes of each of its two files, at least 1024, and what is kept in memory of each; default 512 KiB
+	Delay    time.Duration    // how long a link may be in the journal alone; default 5 s
 	Logger   *slog.Logger     // default: discard
 	Now      func() time.Time // default time.Now
 }
+
+// minJournal is the smallest journal that is worth two files.
+const minJournal = 1 << 10
 
 // maxWindows bounds the files that MaxAge and Window ask for: all are open.
 const maxWindows = 1000
@@ -53,19 +62,29 @@ var errClosed = errors.New("ancestry store is closed")
 // Store is an ancestry.Store.
 type Store struct {
 	o       Options
+	recent  atomic.Pointer[[]*recent] // what no window has yet, newest first, never empty; replaced after windows
 	windows atomic.Pointer[[]*window] // newest first, never empty; replaced, never changed
 	closed  atomic.Bool
 	lock    *os.File // of the directory
 	settled bool
+	due     chan struct{} // holds a token when a good deal can be applied
+	stop    context.CancelFunc
+	stopped chan struct{} // closed when nobody applies on the side any more
 
 	// readers is held for reading by each view, never while a disk is waited for.
 	// Who has it for writing knows that windows which are not listed any more are
 	// not read any more.
 	readers sync.RWMutex
 
-	write  sync.Mutex // held by the one who writes or replaces windows
-	filled int        // links in the newest window
-	broken error      // a commit that panicked: what bbolt holds in memory cannot be trusted
+	applying sync.Mutex // held by the one who writes or replaces windows; taken before write
+	aging    *recent    // what is being written to a window, or is to be again; nil if nothing is
+	filled   int        // links in the newest window
+
+	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
+	fresh   *recent    // what the active segment of the journal holds
+	journal *journal
+	failed  bool  // the last attempt to write to a window
+	broken  error // a commit that panicked: what bbolt holds in memory cannot be trusted
 }
 
 // ErrInUse is returned by Open for a store that another process has open.
@@ -78,14 +97,19 @@ func Open(o Options) (*Store, error) {
 	o.MaxAge = cmp.Or(o.MaxAge, 720*time.Hour)
 	o.MaxLinks = cmp.Or(o.MaxLinks, 10_000_000)
 	o.Fill = cmp.Or(o.Fill, max(o.MaxLinks/64, 1<<16))
+	o.Journal = cmp.Or(o.Journal, 512<<10)
+	o.Delay = cmp.Or(o.Delay, 5*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Store{o: o}
+	s := &Store{o: o, due: make(chan struct{}, 1), stopped: make(chan struct{}), fresh: newRecent()}
 	if err := s.open(); err != nil {
 		return nil, fmt.Errorf("open ancestry store: %w", err)
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	go s.applyOnTheSide(ctx)
 	return s, nil
 }
 
@@ -103,6 +127,12 @@ func (s *Store) open() (err error) {
 	var windows []*window
 	defer func() {
 		if err != nil {
+			if s.journal != nil {
+				err = errors.Join(err, s.journal.close())
+			}
+			if s.broken != nil {
+				windows = windows[1:] // as in Close
+			}
 			err = errors.Join(err, closeAll(windows))
 			s.lock.Close() // releases it
 		}
@@ -123,7 +153,7 @@ func (s *Store) open() (err error) {
 		windows = slices.Insert(windows, 0, w)
 	}
 	if len(windows) == 0 {
-		w, err := s.create(time.Time{}, s.o.Now())
+		w, err := s.create(time.Time{}, s.o.Now(), 0)
 		if err != nil {
 			return err
 		}
@@ -131,8 +161,10 @@ func (s *Store) open() (err error) {
 		s.settled = true
 	}
 	s.windows.Store(&windows)
-	s.filled, err = windows[0].count()
-	return err
+	if s.filled, err = windows[0].count(); err != nil {
+		return explain(windows[0].path, err)
+	}
+	return s.replay(windows[0])
 }
 
 // Settled reports whether the store was new when it was opened, or had been
@@ -157,6 +189,8 @@ func (o Options) check() error {
 		return errors.New("no directory")
 	case o.Window < time.Minute || o.Window%time.Second != 0:
 		return fmt.Errorf("window of %v: want at least a minute, in whole seconds", o.Window)
+	case o.Journal < minJournal || o.Delay < 0:
+		return fmt.Errorf("journal of %d bytes, applied after %v: want at least %d bytes, and no negative delay", o.Journal, o.Delay, minJournal)
 	case o.MaxAge < 0 || o.MaxLinks < 0 || o.Fill < 0:
 		return errors.New("negative retention")
 	case o.MaxAge/o.Window > maxWindows:
@@ -175,54 +209,89 @@ func (s *Store) Record(ctx context.Context, links []ancestry.Link) error {
 			return fmt.Errorf("record run %.40q: %w", l.Run, err)
 		}
 	}
+	if len(links) == 0 {
+		return s.usable()
+	}
+	for {
+		done, err := s.append(links)
+		if err == nil && !done {
+			err = s.apply()
+		}
+		if err != nil {
+			return fmt.Errorf("record links: %w", err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// append records links in the journal, unless what is there has to be applied
+// before.
+func (s *Store) append(links []ancestry.Link) (done bool, err error) {
 	s.write.Lock()
 	defer s.write.Unlock()
+	if err := s.usableLocked(); err != nil || s.failed {
+		return false, err
+	}
+	change, err := s.change(links)
+	if err != nil {
+		return false, s.breakLocked(err)
+	}
+	if change.none() { // all of it is known, and durable
+		return true, nil
+	}
+	number := s.journal.next
+	if fits, err := s.journal.append(links); err != nil || !fits {
+		return false, err
+	}
+	s.fresh.add(change, number)
+	if s.journal.half() {
+		select {
+		case s.due <- struct{}{}:
+		default: // it is known
+		}
+	}
+	return true, nil
+}
+
+// change returns what links change. No disk is written to.
+func (s *Store) change(links []ancestry.Link) (*recent, error) {
+	w := writer{change: newRecent()}
+	err := guard(func() error {
+		w.v = s.view(w.change)
+		defer w.v.close()
+		for _, l := range links {
+			if err := w.record(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return w.change, err
+}
+
+// usable returns why nothing can be recorded any more, or nil.
+func (s *Store) usable() error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	return s.usableLocked()
+}
+
+func (s *Store) usableLocked() error {
 	if s.closed.Load() {
 		return errClosed
 	}
-	if s.broken != nil {
-		return s.broken
-	}
-	err := guard(func() error {
-		if err := s.rotate(s.o.Now()); err != nil {
-			return err
-		}
-		return s.commit(links)
-	})
-	if errors.Is(err, errDamaged) {
-		s.broken = fmt.Errorf("record links: %w: restart wopproxy", err)
-		return s.broken
-	}
-	if err != nil {
-		return fmt.Errorf("record links: %w", err)
-	}
-	return nil
+	return s.broken
 }
 
-// commit writes links to the newest window in one transaction.
-func (s *Store) commit(links []ancestry.Link) error {
-	tx, err := (*s.windows.Load())[0].db.Begin(true)
-	if err != nil {
-		return err
+// breakLocked notes an error after which nothing can be recorded any more.
+func (s *Store) breakLocked(err error) error {
+	if errors.Is(err, errDamaged) && s.broken == nil {
+		s.broken = fmt.Errorf("%w: restart wopproxy", err)
+		return s.broken
 	}
-	defer tx.Rollback() // does nothing after Commit
-	v := s.view(tx)
-	defer v.close()
-	w := newWriter(v, tx)
-	for _, l := range links {
-		if err := w.record(l); err != nil {
-			return err
-		}
-	}
-	if err := w.links.SetSequence(w.links.Sequence() + w.added); err != nil {
-		return err
-	}
-	v.close() // nobody shall wait for it while the disk is slow
-	if err := tx.Commit(); err != nil {
-		return err
-	}
-	s.filled += int(w.added)
-	return nil
+	return err
 }
 
 // rotate starts a new window when the newest is over at now, or full. A clock
@@ -243,7 +312,11 @@ func (s *Store) rotate(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	w, err := s.create(closed.end, now)
+	applied, err := closed.applied()
+	if err != nil {
+		return errors.Join(err, closed.held.Rollback())
+	}
+	w, err := s.create(closed.end, now, applied)
 	if err != nil {
 		_ = closed.held.Rollback() // it is written again, and the next filter has all
 		return err
@@ -255,13 +328,14 @@ func (s *Store) rotate(now time.Time) error {
 	return nil
 }
 
-// create makes the window that holds now and begins at from at the earliest.
-func (s *Store) create(from, now time.Time) (*window, error) {
+// create makes the window that holds now and begins at from at the earliest. All
+// groups up to applied are in older ones.
+func (s *Store) create(from, now time.Time, applied uint64) (*window, error) {
 	start := now.UTC().Truncate(s.o.Window)
 	if start.Before(from) { // windows were longer before, or lay elsewhere
 		start = from.UTC()
 	}
-	return createWindow(s.o.Dir, start, start.Add(s.o.Window))
+	return createWindow(s.o.Dir, start, start.Add(s.o.Window), applied)
 }
 
 // Prune forgets windows that ended before MaxAge, then the oldest ones while
@@ -289,16 +363,16 @@ func (s *Store) Prune(ctx context.Context, now time.Time) (int, error) {
 // forget takes the windows that go out of the list, where no reader will find
 // them from now on.
 func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error) {
-	s.write.Lock()
-	defer s.write.Unlock()
-	if s.closed.Load() {
-		return nil, 0, errClosed
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	unusable := s.usable()
+	if errors.Is(unusable, errClosed) {
+		return nil, 0, unusable
 	}
-	if s.broken == nil {
+	var unapplied error // which is no reason to forget nothing: that may make room
+	if unusable == nil {
 		// A host without traffic writes no new window, and must still forget.
-		if err := guard(func() error { return s.rotate(now) }); err != nil {
-			return nil, 0, err
-		}
+		unapplied = s.applyLocked(func() error { return s.rotate(now) })
 	}
 	windows := *s.windows.Load()
 	counts, total := make([]int, len(windows)), 0
@@ -318,23 +392,35 @@ func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error)
 	}
 	kept := slices.Clone(windows[:keep])
 	s.windows.Store(&kept)
-	return windows[keep:], gone, nil
+	return windows[keep:], gone, unapplied
 }
 
-// Close waits for commits and readers, and releases the files.
+// Close waits for commits and readers, writes what is recorded to its window, and
+// releases the files.
 func (s *Store) Close() error {
-	s.write.Lock()
-	defer s.write.Unlock()
-	if s.closed.Swap(true) {
+	s.stop()
+	<-s.stopped
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	err := s.usable()
+	if errors.Is(err, errClosed) {
 		return nil
 	}
+	if err == nil {
+		// What can't be applied now is still in the journal.
+		err = s.applyLocked(nil)
+	}
+	s.write.Lock()
+	defer s.write.Unlock()
+	s.closed.Store(true)
 	s.readers.Lock()
 	defer s.readers.Unlock()
 	windows := *s.windows.Load()
 	if s.broken != nil {
 		windows = windows[1:] // its lock may be held for ever: the process takes it along
+		err = nil
 	}
-	err := closeAll(windows)
+	err = errors.Join(err, closeAll(windows), s.journal.close())
 	s.lock.Close() // releases it
 	if err != nil {
 		return fmt.Errorf("close ancestry store: %w", err)

@@ -38,6 +38,9 @@ func closeChecked(t testing.TB, s *Store) {
 	if s.closed.Load() {
 		return
 	}
+	if err := s.apply(); err != nil {
+		t.Errorf("apply = %v", err)
+	}
 	for i, w := range *s.windows.Load() {
 		checkWindow(t, w, i == 0)
 	}
@@ -97,11 +100,22 @@ func has(tx *bolt.Tx, bucket, key []byte) bool {
 	return string(k) == string(key)
 }
 
-func record(t testing.TB, s ancestry.Store, links ...ancestry.Link) {
+// record records links and has them written to a window.
+func record(t testing.TB, s *Store, links ...ancestry.Link) {
 	t.Helper()
-	if err := s.Record(t.Context(), links); err != nil {
+	if err := (applied{s}).Record(t.Context(), links); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// applied is a store that keeps nothing in the journal alone.
+type applied struct{ *Store }
+
+func (s applied) Record(ctx context.Context, links []ancestry.Link) error {
+	if err := s.Store.Record(ctx, links); err != nil {
+		return err
+	}
+	return s.apply()
 }
 
 func wantFound(t testing.TB, s ancestry.Store, want bool, ids ...ancestry.RunID) {
@@ -153,7 +167,7 @@ func (c *clock) set(t time.Time)     { c.ns.Store(t.UnixNano()) }
 func (c *clock) add(d time.Duration) { c.ns.Add(int64(d)) }
 func (s *Store) files(t testing.TB) int {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(s.o.Dir, "*"))
+	names, err := filepath.Glob(filepath.Join(s.o.Dir, "links-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,11 +175,18 @@ func (s *Store) files(t testing.TB) int {
 }
 
 func TestStoreContract(t *testing.T) {
-	t.Run("one window", func(t *testing.T) {
-		ancestrytest.Store(t, func(t *testing.T) ancestry.Store { return open(t, Options{}) })
+	t.Run("in the journal", func(t *testing.T) {
+		ancestrytest.Store(t, func(t *testing.T) ancestry.Store { return open(t, Options{Delay: time.Hour}) })
+	})
+	t.Run("in one window", func(t *testing.T) {
+		ancestrytest.Store(t, func(t *testing.T) ancestry.Store { return applied{open(t, Options{})} })
+	})
+	// What a link builds on is in the journal, on its way to a window, or there.
+	t.Run("in a journal that is full at once", func(t *testing.T) {
+		ancestrytest.Store(t, func(t *testing.T) ancestry.Store { return open(t, Options{Journal: minJournal, Delay: time.Millisecond}) })
 	})
 	// Every call finds what it builds on in an older file.
-	t.Run("a window for each record", func(t *testing.T) {
+	t.Run("in a window for each record", func(t *testing.T) {
 		ancestrytest.Store(t, func(t *testing.T) ancestry.Store {
 			c := newClock()
 			c.set(time.Now()) // the contract prunes at the present
@@ -182,7 +203,7 @@ type rotating struct {
 
 func (s rotating) Record(ctx context.Context, links []ancestry.Link) error {
 	s.c.add(24 * time.Hour)
-	return s.Store.Record(ctx, links)
+	return applied{s.Store}.Record(ctx, links)
 }
 
 func TestWindows(t *testing.T) {
@@ -353,11 +374,10 @@ func TestHalfAWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.Record(t.Context(), []ancestry.Link{link(5)}); err == nil {
-			t.Error("Record without a window = nil")
+		if err := s.Record(t.Context(), []ancestry.Link{link(5)}); err == nil && s.apply() == nil {
+			t.Error("apply without a window = nil")
 		}
 		wantFound(t, s, true, link(0).Run)
-		wantFound(t, s, false, link(5).Run)
 	}
 	if err := os.RemoveAll(left); err != nil {
 		t.Fatal(err)
@@ -532,21 +552,39 @@ func TestPruneUnderReaders(t *testing.T) {
 	<-done
 }
 
-// A full disk loses no acknowledged link and refuses the rest whole.
+// A disk that has no room for a window loses no acknowledged link, and the rest is
+// refused whole.
 func TestFullDisk(t *testing.T) {
-	s := open(t, Options{})
+	o := Options{Dir: t.TempDir(), Delay: time.Hour}
+	s := open(t, o)
 	record(t, s, link(0))
 	db := (*s.windows.Load())[0].db
 	db.MaxSize = 64 << 10
 	batch := links(2001)[1:]
-	if err := s.Record(t.Context(), batch); err == nil {
-		t.Fatal("Record beyond the size of the disk = nil")
+	if err := s.Record(t.Context(), batch); err != nil {
+		t.Fatalf("Record in the journal = %v", err)
 	}
-	wantFound(t, s, false, link(1).Run, link(2000).Run)
-	wantFound(t, s, true, link(0).Run)
-	db.MaxSize = 0
-	record(t, s, batch...)
-	wantFound(t, s, true, link(1).Run, link(2000).Run)
+	if err := s.apply(); err == nil {
+		t.Fatal("apply beyond the size of the disk = nil")
+	}
+	wantFound(t, s, true, link(0).Run, link(1).Run, link(2000).Run)
+	for range 2 {
+		if err := s.Record(t.Context(), []ancestry.Link{link(3000)}); err == nil {
+			t.Fatal("Record while nothing can be applied = nil")
+		}
+		wantFound(t, s, false, link(3000).Run)
+	}
+	if n, err := s.Prune(t.Context(), s.o.Now()); n != 0 || err == nil {
+		t.Errorf("Prune = %d, %v, want 0 and why nothing was applied", n, err)
+	}
+	if err := s.Close(); err == nil {
+		t.Error("Close = nil though links are in the journal alone")
+	}
+	s = open(t, o)
+	wantFound(t, s, true, link(0).Run, link(1).Run, link(2000).Run)
+	wantFound(t, s, false, link(3000).Run)
+	record(t, s, link(3000))
+	wantFound(t, s, true, link(3000).Run)
 }
 
 func TestOpenRefuses(t *testing.T) {
@@ -676,8 +714,11 @@ func TestOpenAfterCrashInCreation(t *testing.T) {
 	write(t, filepath.Join(dir, "lost+found"), "not ours")
 	s := open(t, Options{Dir: dir})
 	record(t, s, link(1))
-	if got := s.files(t); got != 2 {
-		t.Errorf("%d files, want the window and the one that is not ours", got)
+	if got := s.files(t); got != 1 {
+		t.Errorf("%d windows, want 1", got)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "lost+found")); err != nil {
+		t.Errorf("a file that is not ours: %v", err)
 	}
 }
 

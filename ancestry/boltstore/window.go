@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,8 +27,11 @@ var (
 
 	keyMagic  = []byte("magic")
 	keySchema = []byte("schema")
-	keyEnd    = []byte("end")    // when the window is over, as RFC 3339
-	keyFilter = []byte("blocks") // in a closed window only; "filter" was another layout, and is not read
+	keyEnd    = []byte("end") // when the window is over, as RFC 3339
+	// Number of the last group of the journal that is here or in an older window.
+	// A window without it knew no journal.
+	keyJournal = []byte("journal")
+	keyFilter  = []byte("blocks") // in a closed window only; "filter" was another layout, and is not read
 
 	magic = []byte("wopproxy ancestry")
 )
@@ -112,9 +116,9 @@ func listWindows(dir string) ([]time.Time, error) {
 
 // createWindow makes an empty window and opens it. Under its final name a file
 // is always complete, so an empty or headless one is damage and not a crash.
-func createWindow(dir string, start, end time.Time) (*window, error) {
+func createWindow(dir string, start, end time.Time, applied uint64) (*window, error) {
 	path := filepath.Join(dir, start.Format(fileLayout))
-	if err := initFile(path+unfinished, end); err != nil {
+	if err := initFile(path+unfinished, end, applied); err != nil {
 		return nil, explain(path+unfinished, err)
 	}
 	if err := os.Rename(path+unfinished, path); err != nil {
@@ -126,7 +130,7 @@ func createWindow(dir string, start, end time.Time) (*window, error) {
 	return openWindow(dir, start)
 }
 
-func initFile(path string, end time.Time) error {
+func initFile(path string, end time.Time, applied uint64) error {
 	// A disk that was full may have left a part of it.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -149,6 +153,7 @@ func initFile(path string, end time.Time) error {
 			meta.Put(keyMagic, magic),
 			meta.Put(keySchema, []byte{schema}),
 			meta.Put(keyEnd, []byte(end.Format(time.RFC3339))),
+			meta.Put(keyJournal, encodeNumber(applied)),
 		)
 	})
 	return errors.Join(err, db.Close())
@@ -267,6 +272,26 @@ func (w *window) count() (n int, err error) {
 	})
 	return n, err
 }
+
+// applied returns the number of the last group that is here, or older.
+func (w *window) applied() (number uint64, err error) {
+	err = guard(func() error {
+		return w.db.View(func(tx *bolt.Tx) error {
+			b := tx.Bucket(bucketMeta).Get(keyJournal)
+			if b == nil {
+				return nil
+			}
+			if len(b) != 8 {
+				return errRecord
+			}
+			number = binary.BigEndian.Uint64(b)
+			return nil
+		})
+	})
+	return number, err
+}
+
+func encodeNumber(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 var errNoFilter = errors.New("no filter")
 
