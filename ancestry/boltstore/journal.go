@@ -39,7 +39,7 @@ type journal struct {
 
 // segment is one file of a journal.
 //
-//	magic, version, salt (8)
+//	magic, version, salt (8), zeros (3), crc (4) of all that
 //	frame: crc (4), length (4), number (8), payload, zeros to a multiple of 8
 //
 // All numbers are little-endian. The checksum covers the salt and all that
@@ -62,7 +62,7 @@ var (
 const (
 	journalVersion = 1
 	saltSize       = 8
-	segmentHead    = 32 // magic, version, salt, and zeros
+	segmentHead    = 32
 	frameHead      = 16
 	frameAlign     = 8
 )
@@ -140,7 +140,16 @@ func readHead(b []byte) (salt []byte, err error) {
 	case rest[0] != journalVersion:
 		return nil, fmt.Errorf("%w %x: this one knows %d", errNewer, rest[0], journalVersion)
 	}
-	return bytes.Clone(rest[1:][:saltSize]), nil
+	salt = bytes.Clone(rest[1:][:saltSize])
+	if !bytes.Equal(b[:segmentHead], makeHead(salt)) {
+		return nil, fmt.Errorf("%w: its head", errJournal)
+	}
+	return salt, nil
+}
+
+func makeHead(salt []byte) []byte {
+	b := slices.Concat(journalMagic, []byte{journalVersion}, salt, make([]byte, 3))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
 // readFrames returns the groups of a segment that come after applied. A frame
@@ -312,7 +321,7 @@ func createSegment(path string, size int64) (s segment, err error) {
 	s = segment{f: f, salt: make([]byte, saltSize), used: segmentHead, end: max(size, segmentHead)}
 	_, _ = rand.Read(s.salt) // never fails
 	b := make([]byte, s.end)
-	copy(b, slices.Concat(journalMagic, []byte{journalVersion}, s.salt))
+	copy(b, makeHead(s.salt))
 	if _, err := f.Write(b); err != nil {
 		return s, err
 	}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,16 +37,21 @@ func TestMain(m *testing.M) {
 }
 
 // writeForEver records links of one round in groups of three, starts a window
-// every few commits, and prints the number of each link once it is durable.
+// every few groups, and prints the number of each link once it is durable. The
+// journal is so short that it is applied all the time.
 func writeForEver(dir string, round int) error {
-	now := time.Date(2026, 1, 1+round, 0, 0, 0, 0, time.UTC)
-	s, err := Open(Options{Dir: dir, Window: time.Hour, Now: func() time.Time { return now }})
+	var now atomic.Int64 // links are applied on the side
+	now.Store(time.Date(2026, 1, 1+round, 0, 0, 0, 0, time.UTC).UnixNano())
+	s, err := Open(Options{
+		Dir: dir, Window: time.Hour, Journal: 4 << 10, Delay: 5 * time.Millisecond,
+		Now: func() time.Time { return time.Unix(0, now.Load()) },
+	})
 	if err != nil {
 		return err
 	}
 	for i := round * roundSize; ; i += 3 {
 		if i%12 == 0 {
-			now = now.Add(10 * time.Minute)
+			now.Add(int64(10 * time.Minute))
 		}
 		if err := s.Record(context.Background(), []ancestry.Link{link(i), link(i + 1), link(i + 2)}); err != nil {
 			return err

@@ -183,7 +183,9 @@ func TestStoreContract(t *testing.T) {
 	})
 	// What a link builds on is in the journal, on its way to a window, or there.
 	t.Run("in a journal that is full at once", func(t *testing.T) {
-		ancestrytest.Store(t, func(t *testing.T) ancestry.Store { return open(t, Options{Journal: minJournal, Delay: time.Millisecond}) })
+		ancestrytest.Store(t, func(t *testing.T) ancestry.Store {
+			return open(t, Options{Journal: minJournal, Delay: time.Millisecond})
+		})
 	})
 	// Every call finds what it builds on in an older file.
 	t.Run("in a window for each record", func(t *testing.T) {
