@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -51,9 +52,10 @@ var errRecord = errors.New("damaged record")
 // encodeLink returns the record of l.
 func encodeLink(l ancestry.Link) []byte {
 	for n := len(l.Chain.Ancestors) - 1; ; n-- {
-		b := appendLink(make([]byte, 0, 512), l)
+		var scratch [512]byte // records are kept: they take no more than they need
+		b := appendLink(scratch[:0], l)
 		if len(b) <= maxRecord || n < 1 {
-			return b
+			return bytes.Clone(b)
 		}
 		l.Chain = l.Chain.Nearest(n)
 	}

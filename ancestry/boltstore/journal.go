@@ -212,7 +212,8 @@ func appendFrame(b []byte, number uint64, links []ancestry.Link, salt []byte) []
 	at := len(b)
 	b = append(b, make([]byte, frameHead)...)
 	for _, l := range links {
-		key, record := l.Key(), encodeLink(l)
+		var scratch [512]byte
+		key, record := l.Key(), appendLink(scratch[:0], l) // whole: it is cut where it is kept
 		b = append(binary.AppendUvarint(b, uint64(len(key))), key...)
 		b = append(binary.AppendUvarint(b, uint64(len(record))), record...)
 	}

@@ -334,7 +334,7 @@ func TestOpenRefusesJournal(t *testing.T) {
 		{"newer", func(b []byte) []byte { b[16] = 2; return b }, "was written by a newer wopproxy (unknown schema 2: this one knows 1): run that version"},
 		{"a group that holds no link", func(b []byte) []byte {
 			salt := b[17:][:saltSize]
-			return appendFrame(b[:segmentHead:segmentHead], 1, []ancestry.Link{{Run: "no spaces"}}, salt)
+			return appendFrame(b[:segmentHead:segmentHead], 1, []ancestry.Link{{}}, salt)
 		}, "cannot be used (damaged journal: group 1: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -23,6 +23,19 @@ type recent struct {
 	places map[indexed][]string
 }
 
+// clear makes r as it was when it was new.
+func (r *recent) clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.links) > 64 { // large maps stay large, and are slow to clear
+		r.links, r.names, r.places = map[string][]byte{}, map[string]string{}, map[indexed][]string{}
+	}
+	clear(r.links)
+	clear(r.names)
+	clear(r.others)
+	clear(r.places)
+}
+
 // indexed is a prefix of the keys of an index.
 type indexed struct{ index, prefix string }
 

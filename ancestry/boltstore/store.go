@@ -82,6 +82,7 @@ type Store struct {
 
 	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
 	fresh   *recent    // what the active segment of the journal holds
+	scratch *recent    // what change returned the last time
 	journal *journal
 	failed  bool  // the last attempt to write to a window
 	broken  error // a commit that panicked: what bbolt holds in memory cannot be trusted
@@ -103,7 +104,7 @@ func Open(o Options) (*Store, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Store{o: o, due: make(chan struct{}, 1), stopped: make(chan struct{}), fresh: newRecent()}
+	s := &Store{o: o, due: make(chan struct{}, 1), stopped: make(chan struct{}), fresh: newRecent(), scratch: newRecent()}
 	if err := s.open(); err != nil {
 		return nil, fmt.Errorf("open ancestry store: %w", err)
 	}
@@ -255,9 +256,11 @@ func (s *Store) append(links []ancestry.Link) (done bool, err error) {
 	return true, nil
 }
 
-// change returns what links change. No disk is written to.
+// change returns what links change, until it is called again. No disk is written
+// to.
 func (s *Store) change(links []ancestry.Link) (*recent, error) {
-	w := writer{change: newRecent()}
+	s.scratch.clear()
+	w := writer{change: s.scratch}
 	err := guard(func() error {
 		w.v = s.view(w.change)
 		defer w.v.close()
