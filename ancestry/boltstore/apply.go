@@ -22,7 +22,7 @@ func (s *Store) applyOnTheSide(ctx context.Context) {
 			return
 		}
 		if err := s.apply(); err != nil {
-			s.o.Logger.Warn("write links to their window failed: they are in the journal", "err", err)
+			s.o.Logger.WarnContext(ctx, "write links to their window failed: they are in the journal", "err", err)
 		}
 	}
 }
