@@ -258,9 +258,11 @@ func decodeGroup(b []byte) (links []ancestry.Link, err error) {
 func (j *journal) append(links []ancestry.Link) (fits bool, err error) {
 	s := &j.parts[j.active]
 	if s.f == nil {
-		if *s, err = createSegment(segmentPath(j.dir, j.active), j.size); err != nil {
+		created, err := createSegment(segmentPath(j.dir, j.active), j.size)
+		if err != nil {
 			return true, err
 		}
+		*s = created
 	}
 	j.buf = appendFrame(j.buf[:0], j.next, links, s.salt)
 	if s.used > segmentHead && s.used+int64(len(j.buf)) > j.size {
@@ -317,6 +319,7 @@ func createSegment(path string, size int64) (s segment, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.Close())
+			_ = os.Remove(path + unfinished) // it would only take room
 		}
 	}()
 	s = segment{f: f, salt: make([]byte, saltSize), used: segmentHead, end: max(size, segmentHead)}

@@ -398,23 +398,31 @@ func TestFullDiskOfJournal(t *testing.T) {
 	wantFound(t, again, true, link(0).Run, link(1).Run, link(2).Run, link(3).Run)
 }
 
-// A segment that can't be made leaves nothing behind that counts.
+// A segment that can't be made leaves nothing behind, and is made later.
 func TestNoRoomForJournal(t *testing.T) {
-	s := journalled(t, Options{})
-	left := segmentPath(s.o.Dir, 0) + unfinished
-	if err := os.MkdirAll(filepath.Join(left, "in the way"), 0o700); err != nil {
-		t.Fatal(err)
+	for _, suffix := range []string{unfinished, ""} {
+		s := journalled(t, Options{})
+		path := segmentPath(s.o.Dir, 0)
+		obstacle := path + suffix
+		if err := os.MkdirAll(filepath.Join(obstacle, "in the way"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.Record(t.Context(), []ancestry.Link{link(0)}); !errors.Is(err, fs.ErrExist) && !errors.Is(err, syscall.EISDIR) {
+				t.Errorf("Record with a folder at %s = %v", obstacle, err)
+			}
+			wantFound(t, s, false, link(0).Run)
+		}
+		if _, err := os.Stat(path + unfinished); suffix == "" && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("half a segment: %v", err)
+		}
+		if err := os.RemoveAll(obstacle); err != nil {
+			t.Fatal(err)
+		}
+		write(t, path+unfinished, "half")
+		add(t, s, link(0))
+		wantFound(t, journalled(t, Options{Dir: crashed(t, s)}), true, link(0).Run)
 	}
-	if err := s.Record(t.Context(), []ancestry.Link{link(0)}); err == nil {
-		t.Error("Record without a journal = nil")
-	}
-	wantFound(t, s, false, link(0).Run)
-	if err := os.RemoveAll(left); err != nil {
-		t.Fatal(err)
-	}
-	write(t, left, "half")
-	add(t, s, link(0))
-	wantFound(t, journalled(t, Options{Dir: crashed(t, s)}), true, link(0).Run)
 }
 
 // What is known and durable already is not written again.
