@@ -249,7 +249,20 @@ func TestTornTail(t *testing.T) {
 	}
 }
 
-// The same in a store: what was acknowledged is there, and it goes on.
+// What a segment has from its last use does not follow what it has from this one.
+func TestStaleFrames(t *testing.T) {
+	b, salt, _ := segmentOf(7, links(2), links(2))
+	b = appendFrame(b, 3, links(2), salt)
+	b = appendFrame(b, 4, links(2), salt)
+	for applied, want := range map[uint64]int{0: 2, 6: 2, 7: 1, 8: 0} {
+		groups, torn, err := readFrames(b, salt, applied)
+		if len(groups) != want || torn || err != nil {
+			t.Errorf("after %d: %d groups, torn %v, %v, want %d", applied, len(groups), torn, err, want)
+		}
+	}
+}
+
+// A store has what was acknowledged before the write that was cut, and goes on.
 func TestOpenTornTail(t *testing.T) {
 	s := journalled(t, Options{})
 	add(t, s, link(0))
@@ -458,6 +471,7 @@ func FuzzJournal(f *testing.F) {
 	f.Add(whole[ends[0]:], uint64(0))
 	f.Add(make([]byte, 100), uint64(1))
 	f.Fuzz(func(t *testing.T, frames []byte, applied uint64) {
+		frames = slices.Clone(frames)
 		// A checksum that is right is seldom found by chance.
 		for at := 0; at+frameHead <= len(frames); {
 			n := binary.LittleEndian.Uint32(frames[at+4:])
@@ -485,4 +499,28 @@ func FuzzJournal(f *testing.F) {
 			}
 		}
 	})
+}
+
+// In memory as in a window, what was last said of a name holds: the run that it
+// named may have been forgotten since.
+func TestRecentNames(t *testing.T) {
+	l := link(1)
+	r := newRecent()
+	r.name(l.Key(), "run-forgotten")
+	r.put(l, encodeLink(l))
+	if target, record := r.probe(l.Key()); target != "" || record == nil {
+		t.Errorf("a run that was a name: probe = %q, %q", target, record)
+	}
+	r.name(l.Key(), "run-other")
+	if target, _ := r.probe(l.Key()); target != "run-other" {
+		t.Errorf("a run that is a name again: probe = %q", target)
+	}
+	all := newRecent()
+	all.name(l.Key(), "run-forgotten")
+	change := newRecent()
+	change.put(l, encodeLink(l))
+	all.add(change, 1)
+	if target, record := all.probe(l.Key()); target != "" || record == nil {
+		t.Errorf("a change of a run that was a name: probe = %q, %q", target, record)
+	}
 }
