@@ -43,18 +43,13 @@ func (s *Store) apply() error {
 func (s *Store) applyLocked(then func() error) error {
 	err := guard(func() error {
 		left := s.aging != nil
-		for s.take() {
-			if err := s.rotate(s.o.Now()); err != nil {
+		if err := s.takeAndCommit(); err != nil {
+			return err
+		}
+		if left { // what is recorded from now on comes next time
+			if err := s.takeAndCommit(); err != nil {
 				return err
 			}
-			if err := s.commit(); err != nil {
-				return err
-			}
-			s.release()
-			if !left { // what is recorded from now on comes next time
-				break
-			}
-			left = false
 		}
 		if then == nil {
 			return nil
@@ -67,17 +62,34 @@ func (s *Store) applyLocked(then func() error) error {
 	return s.breakLocked(err)
 }
 
-// take makes what is recorded the next to be written, unless something is already,
-// and reports whether there is anything.
-func (s *Store) take() bool {
+// takeAndCommit writes one segment of what is recorded to the window of now.
+func (s *Store) takeAndCommit() error {
+	if err := s.take(); err != nil || s.aging == nil {
+		return err
+	}
+	if err := s.rotate(s.o.Now()); err != nil {
+		return err
+	}
+	if err := s.commit(); err != nil {
+		return err
+	}
+	s.release()
+	return nil
+}
+
+// take makes what is recorded the next to be written, unless something is already.
+func (s *Store) take() error {
 	s.write.Lock()
 	defer s.write.Unlock()
-	if s.aging == nil && !s.fresh.empty() {
-		s.aging, s.fresh = s.fresh, newRecent()
-		s.recent.Store(&[]*recent{s.fresh, s.aging})
-		s.journal.turn()
+	if s.aging != nil || s.fresh.empty() {
+		return nil
 	}
-	return s.aging != nil
+	if err := s.journal.turn(); err != nil {
+		return err
+	}
+	s.aging, s.fresh = s.fresh, newRecent()
+	s.recent.Store(&[]*recent{s.fresh, s.aging})
+	return nil
 }
 
 // commit writes what is aging to the newest window in one transaction.
@@ -87,6 +99,7 @@ func (s *Store) commit() error {
 	if err != nil {
 		return err
 	}
+	s.applied = s.aging.last
 	s.filled, err = newest.count()
 	return err
 }
@@ -104,13 +117,21 @@ func (s *Store) release() {
 
 // replay records again what the journal holds and no window. It waits in memory
 // if it can't be written now, as on a full disk.
-func (s *Store) replay(newest *window) error {
+func (s *Store) replay(windows []*window) error {
 	s.recent.Store(&[]*recent{s.fresh})
-	applied, err := newest.applied()
-	if err != nil {
-		return explain(newest.path, err)
+	// An earlier version knows no journal: what it has written since says nothing
+	// of one.
+	for _, w := range windows {
+		var known bool
+		var err error
+		if s.applied, known, err = w.applied(); err != nil {
+			return explain(w.path, err)
+		}
+		if known {
+			break
+		}
 	}
-	j, groups, torn, err := openJournal(s.o.Dir, int64(s.o.Journal), applied)
+	j, groups, torn, err := openJournal(s.o.Dir, int64(s.o.Journal), s.applied)
 	if err != nil {
 		return err
 	}
@@ -129,7 +150,7 @@ func (s *Store) replay(newest *window) error {
 		j.rewind()
 		return nil
 	}
-	if missing := groups[0].number - applied - 1; missing > 0 {
+	if missing := groups[0].number - s.applied - 1; missing > 0 {
 		s.o.Logger.Warn("groups of links are neither in a window nor in the journal", "dir", s.o.Dir, "groups", missing)
 	}
 	s.o.Logger.Info("journal replayed", "dir", s.o.Dir, "groups", len(groups))

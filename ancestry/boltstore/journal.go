@@ -35,6 +35,7 @@ type journal struct {
 	active int // the segment that takes groups
 	parts  [2]segment
 	buf    []byte
+	failed bool // the last append: its frame may be there all the same
 }
 
 // segment is one file of a journal.
@@ -270,25 +271,40 @@ func (j *journal) append(links []ancestry.Link) (fits bool, err error) {
 	}
 	// After an error all of it is written again, to the same place: a disk may
 	// have dropped what it could not make durable.
-	if _, err := s.f.WriteAt(j.buf, s.used); err != nil {
+	j.failed = true
+	if err := s.write(j.buf); err != nil {
 		return true, err
 	}
-	s.end = max(s.end, s.used+int64(len(j.buf)))
-	if err := syncData(s.f); err != nil {
-		return true, err
-	}
+	j.failed = false
 	s.used += int64(len(j.buf))
 	j.next++
 	return true, nil
+}
+
+// write makes b durable where the next frame goes.
+func (s *segment) write(b []byte) error {
+	if _, err := s.f.WriteAt(b, s.used); err != nil {
+		return err
+	}
+	s.end = max(s.end, s.used+int64(len(b)))
+	return syncData(s.f)
 }
 
 // half reports whether the active segment is half full.
 func (j *journal) half() bool { return j.parts[j.active].used > j.size/2 }
 
 // turn makes the other segment the active one. What it held is in a window.
-func (j *journal) turn() {
+func (j *journal) turn() error {
+	if j.failed {
+		// The number of that group goes to another one, in the other segment.
+		if err := j.parts[j.active].write(make([]byte, frameHead)); err != nil {
+			return err
+		}
+		j.failed = false
+	}
 	j.active = 1 - j.active
 	j.rewind()
+	return nil
 }
 
 // rewind lets the active segment begin anew. What it held is in a window.

@@ -82,39 +82,43 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A group is applied once, though it may still be in the journal: to record these
-// twice would find that two runs are one.
-func TestCrashAfterApply(t *testing.T) {
-	c := newClock()
-	s := journalled(t, Options{Now: c.now, Window: time.Hour})
-	at := c.now()
-	groups := []ancestry.Link{
+// twoRuns are groups that say something else if they are recorded twice: that two
+// runs are one.
+func twoRuns(at time.Time) []ancestry.Link {
+	return []ancestry.Link{
 		{Run: "run-1", Alias: "host-1", Time: at},
 		{Run: "run-1", Alias: "host-2", Operation: "tools/call", Time: at},
 		{Run: "run-9", Alias: "host-2", Time: at},
 	}
-	check := func(what string, s *Store) {
-		t.Helper()
-		for _, id := range []ancestry.RunID{"run-1", "host-1", "run-9", "host-2"} {
-			want := ancestry.RunID("run-1")
-			if id == "run-9" || id == "host-2" {
-				want = "run-9"
-			}
-			if l, err := s.Lookup(t.Context(), id); l.Run != want || err != nil {
-				t.Errorf("%s: Lookup(%q) = %q, %v, want %q", what, id, l.Run, err, want)
-			}
+}
+
+func wantTwoRuns(t *testing.T, what string, s *Store) {
+	t.Helper()
+	for _, id := range []ancestry.RunID{"run-1", "host-1", "run-9", "host-2"} {
+		want := ancestry.RunID("run-1")
+		if id == "run-9" || id == "host-2" {
+			want = "run-9"
+		}
+		if l, err := s.Lookup(t.Context(), id); l.Run != want || err != nil {
+			t.Errorf("%s: Lookup(%q) = %q, %v, want %q", what, id, l.Run, err, want)
 		}
 	}
-	for _, l := range groups {
+}
+
+// A group is applied once, though it may still be in the journal.
+func TestCrashAfterApply(t *testing.T) {
+	c := newClock()
+	s := journalled(t, Options{Now: c.now, Window: time.Hour})
+	for _, l := range twoRuns(c.now()) {
 		add(t, s, l)
 	}
-	check("in the journal", s)
-	check("after a crash", journalled(t, Options{Dir: crashed(t, s)}))
+	wantTwoRuns(t, "in the journal", s)
+	wantTwoRuns(t, "after a crash", journalled(t, Options{Dir: crashed(t, s)}))
 	if err := s.apply(); err != nil {
 		t.Fatal(err)
 	}
-	check("applied", s)
-	check("after a crash, applied", journalled(t, Options{Dir: crashed(t, s)}))
+	wantTwoRuns(t, "applied", s)
+	wantTwoRuns(t, "after a crash, applied", journalled(t, Options{Dir: crashed(t, s)}))
 	c.add(2 * time.Hour)
 	if _, err := s.Prune(t.Context(), c.now()); err != nil { // begins a window
 		t.Fatal(err)
@@ -123,7 +127,7 @@ func TestCrashAfterApply(t *testing.T) {
 		t.Fatalf("%d windows, want 2", n)
 	}
 	again := journalled(t, Options{Dir: crashed(t, s)})
-	check("after a crash, with a window begun", again)
+	wantTwoRuns(t, "after a crash, with a window begun", again)
 	if n := counted(t, again); n != 2 {
 		t.Errorf("%d links, want 2", n)
 	}
@@ -188,6 +192,18 @@ func TestOpenBeforeJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	asBeforeJournal(t, path)
+	s = journalled(t, o)
+	add(t, s, link(10))
+	again := journalled(t, Options{Dir: crashed(t, s)})
+	for i := range 11 {
+		wantFound(t, again, true, link(i).Run, link(i).Alias)
+	}
+}
+
+// asBeforeJournal makes a window one of a version that knew no journal.
+func asBeforeJournal(t *testing.T, path string) {
+	t.Helper()
 	db, err := bolt.Open(path, 0o600, boltOptions())
 	if err != nil {
 		t.Fatal(err)
@@ -196,11 +212,34 @@ func TestOpenBeforeJournal(t *testing.T) {
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// What is in windows is not recorded again because an earlier version, which knew
+// no journal, has begun another one since.
+func TestOpenAfterEarlierVersion(t *testing.T) {
+	c := newClock()
+	o := Options{Dir: t.TempDir(), Now: c.now, Window: time.Hour}
+	s := journalled(t, o)
+	for _, l := range twoRuns(c.now()) {
+		add(t, s, l)
+	}
+	closeChecked(t, s)
+	c.add(2 * time.Hour)
 	s = journalled(t, o)
-	add(t, s, link(10))
-	again := journalled(t, Options{Dir: crashed(t, s)})
-	for i := range 11 {
-		wantFound(t, again, true, link(i).Run, link(i).Alias)
+	if _, err := s.Prune(t.Context(), c.now()); err != nil { // begins a window
+		t.Fatal(err)
+	}
+	path := (*s.windows.Load())[0].path
+	closeChecked(t, s)
+	asBeforeJournal(t, path)
+	for range 2 {
+		s = journalled(t, o)
+		wantTwoRuns(t, "after an earlier version", s)
+		c.add(2 * time.Hour)
+		if _, err := s.Prune(t.Context(), c.now()); err != nil {
+			t.Fatal(err)
+		}
+		closeChecked(t, s)
 	}
 }
 
@@ -409,6 +448,41 @@ func TestFullDiskOfJournal(t *testing.T) {
 	add(t, s, link(1), link(2))
 	again := journalled(t, Options{Dir: crashed(t, s)})
 	wantFound(t, again, true, link(0).Run, link(1).Run, link(2).Run, link(3).Run)
+}
+
+// A disk may have what it says that it could not make durable. The group that gets
+// its number, in the other segment, is the one that counts.
+func TestUnacknowledgedGroup(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	s := journalled(t, Options{})
+	add(t, s, link(0))
+	part := &s.journal.parts[s.journal.active]
+	disk := part.f
+	part.f = null // takes everything, and makes nothing durable
+	if err := s.Record(t.Context(), links(2)); err == nil {
+		t.Skip("what is written to ", os.DevNull, " can be made durable here")
+	}
+	if _, err := disk.WriteAt(s.journal.buf, part.used); err != nil {
+		t.Fatal(err)
+	}
+	if again := journalled(t, Options{Dir: crashed(t, s)}); counted(t, again) != 2 {
+		t.Errorf("%d links after a crash, want 2: one is acknowledged, the other is there", counted(t, again))
+	}
+	if err := s.apply(); err == nil {
+		t.Error("apply while the disk makes nothing durable = nil")
+	}
+	part.f = disk
+	if err := s.apply(); err != nil {
+		t.Fatal(err)
+	}
+	add(t, s, link(2))
+	again := journalled(t, Options{Dir: crashed(t, s)})
+	wantFound(t, again, true, link(0).Run, link(2).Run)
+	wantFound(t, again, false, link(1).Run)
 }
 
 // A segment that can't be made leaves nothing behind, and is made later.

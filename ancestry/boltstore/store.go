@@ -78,6 +78,7 @@ type Store struct {
 
 	applying sync.Mutex // held by the one who writes or replaces windows; taken before write
 	aging    *recent    // what is being written to a window, or is to be again; nil if nothing is
+	applied  uint64     // number of the last group of the journal that is in a window
 	filled   int        // links in the newest window
 
 	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
@@ -154,7 +155,7 @@ func (s *Store) open() (err error) {
 		windows = slices.Insert(windows, 0, w)
 	}
 	if len(windows) == 0 {
-		w, err := s.create(time.Time{}, s.o.Now(), 0)
+		w, err := s.create(time.Time{}, s.o.Now())
 		if err != nil {
 			return err
 		}
@@ -165,7 +166,7 @@ func (s *Store) open() (err error) {
 	if s.filled, err = windows[0].count(); err != nil {
 		return explain(windows[0].path, err)
 	}
-	return s.replay(windows[0])
+	return s.replay(windows)
 }
 
 // Settled reports whether the store was new when it was opened, or had been
@@ -315,11 +316,7 @@ func (s *Store) rotate(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	applied, err := closed.applied()
-	if err != nil {
-		return errors.Join(err, closed.held.Rollback())
-	}
-	w, err := s.create(closed.end, now, applied)
+	w, err := s.create(closed.end, now)
 	if err != nil {
 		_ = closed.held.Rollback() // it is written again, and the next filter has all
 		return err
@@ -331,14 +328,13 @@ func (s *Store) rotate(now time.Time) error {
 	return nil
 }
 
-// create makes the window that holds now and begins at from at the earliest. All
-// groups up to applied are in older ones.
-func (s *Store) create(from, now time.Time, applied uint64) (*window, error) {
+// create makes the window that holds now and begins at from at the earliest.
+func (s *Store) create(from, now time.Time) (*window, error) {
 	start := now.UTC().Truncate(s.o.Window)
 	if start.Before(from) { // windows were longer before, or lay elsewhere
 		start = from.UTC()
 	}
-	return createWindow(s.o.Dir, start, start.Add(s.o.Window), applied)
+	return createWindow(s.o.Dir, start, start.Add(s.o.Window), s.applied)
 }
 
 // Prune forgets windows that ended before MaxAge, then the oldest ones while

@@ -273,8 +273,9 @@ func (w *window) count() (n int, err error) {
 	return n, err
 }
 
-// applied returns the number of the last group that is here, or older.
-func (w *window) applied() (number uint64, err error) {
+// applied returns the number of the last group that is here, or older, if that is
+// known.
+func (w *window) applied() (number uint64, known bool, err error) {
 	err = guard(func() error {
 		return w.db.View(func(tx *bolt.Tx) error {
 			b := tx.Bucket(bucketMeta).Get(keyJournal)
@@ -284,11 +285,11 @@ func (w *window) applied() (number uint64, err error) {
 			if len(b) != 8 {
 				return errRecord
 			}
-			number = binary.BigEndian.Uint64(b)
+			number, known = binary.BigEndian.Uint64(b), true
 			return nil
 		})
 	})
-	return number, err
+	return number, known, err
 }
 
 func encodeNumber(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
