@@ -296,6 +296,12 @@ type Bolt struct {
 	// /var/lib/wopproxy. Links are lost with it: put it on a volume that lives
 	// as long as the host's own runs. A change needs a restart.
 	Dir string `yaml:"dir" pattern:"." want:"a directory, write for example /var/lib/wopproxy" restart:"yes"`
+	// Journal is how large each of the two files of its journal is. What they hold
+	// is in memory too, and takes about three times as much there. Default 512KiB;
+	// 64KiB to 64MiB. In a smaller one fewer links share a write to the other files,
+	// and more responses wait for it where the disk is slow. A change needs a
+	// restart.
+	Journal Bytes `yaml:"journal" min:"64KiB" max:"64MiB" restart:"yes"`
 }
 
 // Retention is when links are forgotten. A forgotten run is answered like one

@@ -17,7 +17,7 @@ func Default() *Config {
 		Egress: Egress{Listen: "127.0.0.1:8089", DenyLinkLocal: true, DialTimeout: Duration{10 * time.Second}},
 		Admin:  Admin{Listen: "127.0.0.1:9090"},
 		Ancestry: Ancestry{
-			Store:         Store{Bolt: Bolt{Dir: "/var/lib/wopproxy"}},
+			Store:         Store{Bolt: Bolt{Dir: "/var/lib/wopproxy", Journal: 512 << 10}},
 			Retention:     Retention{Age: Duration{720 * time.Hour}, Links: 10_000_000},
 			CommitTimeout: Duration{100 * time.Millisecond},
 			Auth:          Auth{Mode: AuthHost},

@@ -168,7 +168,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Admin: config.Admin{Listen: "127.0.0.1:19090", Pprof: true},
 		Ancestry: config.Ancestry{
-			Store:         config.Store{Bolt: config.Bolt{Dir: "data/links"}},
+			Store:         config.Store{Bolt: config.Bolt{Dir: "data/links", Journal: 1 << 20}},
 			Retention:     config.Retention{Age: config.Duration{Duration: 7 * 24 * time.Hour}, Links: 5000},
 			CommitTimeout: config.Duration{Duration: 250 * time.Millisecond},
 			Auth:          config.Auth{Mode: config.AuthBearer, Bearer: config.Secret{File: "/run/secrets/ancestry"}},
@@ -314,7 +314,7 @@ func TestRestartKeys(t *testing.T) {
 	}
 	want := []string{
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
-		"ancestry.store.bolt.dir", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
+		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
 		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.handoffs", "limits.queue", "limits.tunnels", "limits.connections",

@@ -63,7 +63,7 @@ func firstFree(dir string) openStore {
 func openBolt(c *config.Config, dir string, wait time.Duration, log *slog.Logger) (ancestry.Store, error) {
 	s, err := boltstore.Open(boltstore.Options{
 		Dir: dir, Wait: wait, MaxAge: c.Ancestry.Retention.Age.Duration,
-		MaxLinks: c.Ancestry.Retention.Links, Logger: log,
+		MaxLinks: c.Ancestry.Retention.Links, Journal: int(c.Ancestry.Store.Bolt.Journal), Logger: log,
 	})
 	if err != nil {
 		return nil, err // and not a Store that holds nil
