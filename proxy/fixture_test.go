@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 
 // patience is how long a test waits for what another goroutine or process must
 // do. It is only ever used up by a test that fails.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 var noDeadline time.Time
 

@@ -107,7 +107,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender, lo
 	x.informing.Lock()
 	x.informs = nil
 	x.informing.Unlock()
-	if err == nil && resp.StatusCode < http.StatusContinue { // a server of net/http would panic
+	if err == nil && (resp.StatusCode < http.StatusContinue || resp.StatusCode > 999) { // a server of net/http would panic
 		_ = resp.Body.Close()
 		err = fmt.Errorf("upstream's status is %d", resp.StatusCode)
 	}
@@ -126,11 +126,12 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request, by sender, lo
 }
 
 // inform passes an informational answer. A transport may call it late, from a
-// goroutine of its own.
+// goroutine of its own. HTTP/2 has no 101, which a server of HTTP/1 would take for
+// the answer itself.
 func (x *exchange) inform(status int, h http.Header) {
 	x.informing.Lock()
 	defer x.informing.Unlock()
-	if x.informs == nil {
+	if x.informs == nil || status == http.StatusSwitchingProtocols {
 		return
 	}
 	own := x.informs.Header()
