@@ -233,6 +233,20 @@ func TestNothingUnsafe(t *testing.T) {
 	}
 }
 
+// TestNoTemplates builds as the image is: what it leaves out is the engines of
+// templates, which come with gRPC's pages about its calls.
+func TestNoTemplates(t *testing.T) {
+	build := regexp.MustCompile(`(?m)^RUN .*go build .*-tags (\S+) `).FindStringSubmatch(read(t, "Dockerfile"))
+	if build == nil {
+		t.Fatal("the Dockerfile has no line RUN ... go build ... -tags TAGS")
+	}
+	for _, path := range goList(t, "-tags", build[1], "./cmd/wopproxy")["cmd/wopproxy"].Deps {
+		if path == "text/template" || path == "html/template" {
+			t.Errorf("with -tags %s, wopproxy has %s", build[1], path)
+		}
+	}
+}
+
 // TestPureRooms keeps the codecs what they are: functions of bytes. Attribution
 // knows runs, and so package ancestry, but nothing of the network either.
 func TestPureRooms(t *testing.T) {

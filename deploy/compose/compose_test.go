@@ -142,7 +142,7 @@ func TestDockerfileAgrees(t *testing.T) {
 		"\nEXPOSE " + port(t, c.Ingress.Listen) + " " + port(t, c.Egress.Listen) + " " + port(t, c.Admin.Listen) + "\n",
 		"--chown=65532:65532 /out/store " + c.Ancestry.Store.Bolt.Dir + "\n",
 		"/etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/\n",
-		"CGO_ENABLED=0 go build -trimpath ",
+		"CGO_ENABLED=0 go build -trimpath -tags grpcnotrace ",
 	} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("Dockerfile lacks %q", strings.TrimSpace(want))

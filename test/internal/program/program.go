@@ -25,7 +25,7 @@ const patience = 2 * time.Minute
 
 // Build makes wopproxy, small as in the image.
 func Build(ctx context.Context, path string, stderr io.Writer) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/wopproxy/wopproxy/cmd/wopproxy")
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path, "github.com/wopproxy/wopproxy/cmd/wopproxy")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	if err := cmd.Run(); err != nil {
