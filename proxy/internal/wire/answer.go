@@ -14,9 +14,8 @@ const otherError = "_OTHER"
 // Answer is what came back: a JSON-RPC response, an event of a stream, or a
 // webhook. Texts are bounded and untrusted like those of a Message.
 type Answer struct {
-	Kind   Kind   // Request and Notification are what an MCP server sends of its own accord
-	ID     string // in the form of Message.ID; empty without an envelope
-	Method string // of what a server sends
+	Kind Kind   // Request and Notification are what an MCP server sends of its own accord
+	ID   string // in the form of Message.ID; empty without an envelope
 
 	ErrorCode    string // empty exactly when there is no error; _OTHER if it has no code
 	ErrorMessage string // cut to 512 bytes
@@ -100,9 +99,6 @@ func (d *doc) answer(p Protocol) (Answer, bool) {
 		return Answer{}, false
 	}
 	a.ID = d.canonicalID(atID)
-	if a.Kind != Response {
-		a.Method = d.text(atMethod, maxName)
-	}
 	d.readError(&a)
 	switch p {
 	case MCP:

@@ -178,7 +178,6 @@ func describeAnswer(indent string, a Answer) string {
 	}
 	line("kind", a.Kind)
 	line("id", a.ID)
-	line("method", a.Method)
 	line("error", a.ErrorCode)
 	line("error message", a.ErrorMessage)
 	line("tool error", a.ToolError)

@@ -183,8 +183,8 @@ func (d *doc) array(i, depth int, each func(i int) int) int {
 // not watched or occurs for the second time.
 func (d *doc) enter(n *node, from, to int) *node {
 	key := d.body[from+1 : to-1]
-	var buf [6 * longestName]byte
 	if bytes.IndexByte(key, '\\') >= 0 {
+		var buf [6 * longestName]byte
 		if len(key) > len(buf) {
 			return nil // even if all of it were escapes, it is longer than any name
 		}
