@@ -32,39 +32,55 @@ type events struct {
 // ends in it, and tooLong for each that was too long to keep. Events without
 // data, comments and other fields are passed over.
 func (e *events) write(chunk []byte, event func(data []byte), tooLong func()) {
-	for len(chunk) > 0 {
+	for lf := -1; len(chunk) > 0; { // lf is where the next LF is, or the end; negative: unknown
 		if e.sawCR {
 			e.sawCR = false
 			if chunk[0] == '\n' {
 				chunk = chunk[1:]
+				lf--
 				continue
 			}
 		}
-		i := bytes.IndexAny(chunk, "\r\n")
-		if i < 0 {
+		if lf < 0 {
+			if lf = bytes.IndexByte(chunk, '\n'); lf < 0 {
+				lf = len(chunk)
+			}
+		}
+		end := lf
+		if cr := bytes.IndexByte(chunk[:lf], '\r'); cr >= 0 {
+			end = cr
+		}
+		if end == len(chunk) {
 			e.keep(chunk)
 			return
 		}
-		e.keep(chunk[:i])
-		e.sawCR = chunk[i] == '\r'
-		chunk = chunk[i+1:]
-		e.endLine(event, tooLong)
+		line := chunk[:end]
+		if len(e.line) > 0 || len(line) > e.room() {
+			e.keep(line)
+			line = e.line
+		}
+		e.sawCR = chunk[end] == '\r'
+		chunk = chunk[end+1:]
+		lf -= end + 1
+		e.endLine(line, event, tooLong)
 	}
 }
 
+// room is how much more of the open line is kept.
+func (e *events) room() int { return max(e.limit+len("data: ")-len(e.line), 0) }
+
 // keep adds to the open line, up to the limit.
 func (e *events) keep(part []byte) {
-	if room := e.limit + len("data: ") - len(e.line); len(part) > room {
+	if room := e.room(); len(part) > room {
 		e.overflow = true
-		part = part[:max(room, 0)]
+		part = part[:room]
 	}
 	e.line = append(e.line, part...)
 }
 
 // endLine takes the finished line into the event, or, if it is empty, ends the
 // event.
-func (e *events) endLine(event func([]byte), tooLong func()) {
-	line := e.line
+func (e *events) endLine(line []byte, event func([]byte), tooLong func()) {
 	e.line = e.line[:0]
 	if len(line) == 0 {
 		switch {
