@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -604,5 +606,45 @@ func TestForwardedHeadersPass(t *testing.T) {
 				t.Errorf("answer = %s %v, want the redirect as it is", resp.Status, resp.Header)
 			}
 		})
+	}
+}
+
+// TestBodiesAreCopiedByLentMemory sends bodies as http.Transport does, and counts
+// what that allocates.
+func TestBodiesAreCopiedByLentMemory(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan int64, 1)
+	go func() {
+		defer close(got)
+		if conn, err := ln.Accept(); err == nil {
+			n, _ := io.Copy(io.Discard, conn)
+			got <- n
+		}
+	}()
+	t.Cleanup(func() { ln.Close() })
+	conn, err := lending((&net.Dialer{}).DialContext)(t.Context(), "tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const rounds, size = 200, 64 << 10
+	body := make([]byte, size)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range rounds {
+		if n, err := io.Copy(conn, io.LimitReader(bytes.NewReader(body), size)); n != size || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / rounds; each > 20<<10 { // the race detector makes pools forget a quarter
+		t.Errorf("a body of 64 KB allocates %d bytes on its way", each)
+	}
+	closeWrite(conn)
+	if n := <-got; n != rounds*size {
+		t.Errorf("%d bytes arrived, want %d", n, rounds*size)
 	}
 }
