@@ -52,6 +52,7 @@ type exchange struct {
 	body    []byte        // the whole body, when it was read
 	rest    io.ReadCloser // the body, when it was not, or what follows the frame of gRPC that was
 	share   share         // of the memory for bodies
+	edited  *lease        // where the body of out is, if that was edited and is long
 	clues   attribution.Clues
 
 	ambient  spanContext  // the context of the process, where a message is said to have that
@@ -238,6 +239,9 @@ func (x *exchange) setBody(r *http.Request, body []byte) {
 	}
 	x.atHand = true
 	fresh := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	if l := x.edited; l != nil {
+		fresh = func() (io.ReadCloser, error) { return l.reader(body) }
+	}
 	r.Body, _ = fresh()
 	// With GetBody the transport may repeat a request that met a connection which
 	// had just been closed and was never read from. Beside an idempotency key it
@@ -286,10 +290,18 @@ func (x *exchange) stamp(r *http.Request) {
 func (x *exchange) splice(e wire.Edit) (body []byte, edited bool) {
 	body, refusal := x.body, cmp.Or(x.head.refusal, x.msg.Refusal)
 	if refusal == "" {
+		if x.rest == nil && !x.pipe { // else it is handed on by other means
+			x.edited = borrow(len(body))
+			e.Into = x.edited.memory()
+		}
 		x.guard(func() {
 			body, refusal = x.msg.Stamp(e)
 			edited = refusal == ""
 		})
+		if !x.edited.has(body) {
+			x.edited.drop()
+			x.edited = nil
+		}
 	}
 	if refusal != "" {
 		x.p.metrics.refused(x.dir, refusal)

@@ -99,6 +99,8 @@ func (x *exchange) learnStatus(h http.Header) {
 // end settles what is left when the response has been sent, or cannot be.
 func (x *exchange) end(r *http.Request) {
 	x.share.give()
+	x.edited.drop()
+	x.edited = nil
 	x.idle(r)
 	_ = x.lent.Close()
 	if x.served != nil {

@@ -41,6 +41,11 @@ func checkStamp(t *testing.T, in []byte, h Hints, e Edit) {
 	t.Helper()
 	m := Read(in, h)
 	out, refused := m.Stamp(e)
+	e.Into = bytes.Repeat([]byte("?"), len(out))
+	if lent, again := m.Stamp(e); !bytes.Equal(lent, out) || again != refused {
+		t.Errorf("Stamp(%q) into lent memory = %q, %q, want %q, %q", in, lent, again, out, refused)
+	}
+	e.Into = nil
 	if refused != "" {
 		if !slices.Contains(Refusals(), refused) {
 			t.Errorf("Stamp(%q): refusal %q is not in the closed set", in, refused)

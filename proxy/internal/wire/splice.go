@@ -136,9 +136,9 @@ func (p *splice) remove(d *doc, want []member) {
 	}
 }
 
-// apply returns the edited body in a new slice, or the body itself if there is
-// nothing to edit. It refuses a result longer than limit.
-func (p *splice) apply(body []byte, limit int) ([]byte, Refusal) {
+// apply returns the edited body, in place of what into holds or in a new slice, or
+// the body itself if there is nothing to edit. It refuses a result longer than limit.
+func (p *splice) apply(body, into []byte, limit int) ([]byte, Refusal) {
 	edits := p.edits[:p.n]
 	if len(edits) == 0 {
 		return body, ""
@@ -151,7 +151,10 @@ func (p *splice) apply(body []byte, limit int) ([]byte, Refusal) {
 		return body, RefusedTooLarge
 	}
 	slices.SortFunc(edits, byOffset)
-	out := make([]byte, 0, size)
+	out := into[:0]
+	if cap(out) < size {
+		out = make([]byte, 0, size)
+	}
 	done := 0
 	for _, e := range edits {
 		out = append(out, body[done:e.at]...)

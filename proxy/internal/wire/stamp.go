@@ -14,6 +14,9 @@ type Edit struct {
 	InMessage bool
 	// Tylo is written to params.tylo.trace of MCP messages; nil leaves that as it is.
 	Tylo *TyloIDs
+	// Into is where the edited body is made, if it has the room; what it holds is
+	// lost. nil: in new memory.
+	Into []byte
 	// MaxSize is how long the edited body may be. Default 4 MiB.
 	MaxSize int
 }
@@ -38,5 +41,5 @@ func (m *Message) Stamp(e Edit) ([]byte, Refusal) {
 	case m.Protocol == A2A:
 		m.stampA2A(&p, e)
 	}
-	return p.apply(m.doc.body, cmp.Or(e.MaxSize, maxSize))
+	return p.apply(m.doc.body, e.Into, cmp.Or(e.MaxSize, maxSize))
 }
