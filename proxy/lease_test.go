@@ -53,12 +53,22 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// TestLongBodiesStayApart sends many long messages at a time, of which some are
-// answered before they are read, and some are given up by their clients.
+// TestLongBodiesStayApart sends many long messages at a time. Some are answered
+// before they are read, some are given up by their clients, some by the next hop,
+// and some meet a connection that it is about to close, so that they are sent again.
 func TestLongBodiesStayApart(t *testing.T) {
 	mixed := make(chan string, 1)
-	to := peer(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("early") == "" {
+	hop := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.Header.Get("Fate") {
+		case "answered early":
+		case "dropped":
+			_, _ = io.ReadFull(r.Body, make([]byte, 20<<10))
+			panic(http.ErrAbortHandler)
+		case "last of its connection":
+			w.Header().Set("Connection", "close") // in HTTP/2: what comes behind is sent again
+			fallthrough
+		default:
 			mark := r.Header.Get("Mark")
 			b, err := io.ReadAll(r.Body)
 			rest := strings.TrimLeft(string(b[max(bytes.Index(b, []byte(`"text":"`)), 0):]), `"tex:`)
@@ -69,45 +79,71 @@ func TestLongBodiesStayApart(t *testing.T) {
 				}
 			}
 		}
-		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, benchResult)
-	})
-	s := newSidecar(t, "agent.example.com", "http://"+to)
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			for j := range 24 {
-				ctx, cancel := context.WithCancel(t.Context())
-				mark := fmt.Sprintf("%04d.", 100*i+j)
-				body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{"text":"` + strings.Repeat(mark, longMarks) + `"}}}`
-				url := s.ingress.URL + "/mcp"
-				if j%3 == 1 {
-					url += "?early=1"
-				}
-				r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-				if err != nil {
-					t.Error(err)
-				}
-				r.Header = benchMCP.Clone()
-				r.Header.Set("Mark", mark)
-				if j%3 == 2 {
-					go cancel()
-				}
-				if resp, err := http.DefaultClient.Do(r); err == nil {
-					_, _ = io.Copy(io.Discard, resp.Body)
-					resp.Body.Close()
-				} else if j%3 == 0 {
-					t.Error(err)
-				}
-				cancel()
+	}
+	plain := newSidecar(t, "agent.example.com", "http://"+peer(t, hop))
+	far, roots := secureServer(t, hop)
+	opening := newInterceptingSidecar(t, roots)
+	for _, way := range []struct {
+		name, url string
+		client    *http.Client
+	}{
+		{"HTTP/1.1", plain.ingress.URL + "/mcp", http.DefaultClient},
+		{"HTTP/2", far.URL + "/mcp", opening.trusting(t, opening.roots(t), true)},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel() // with the other: they share the memory
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					for j := range 10 {
+						sendMarked(t, way.client, way.url, fmt.Sprintf("%04d.", 10*i+j), longFates[j%len(longFates)])
+					}
+				})
 			}
+			wg.Wait()
 		})
 	}
-	wg.Wait()
-	select {
-	case m := <-mixed:
-		t.Errorf("what arrived is not what was sent: %s", m)
-	default:
+	t.Cleanup(func() {
+		select {
+		case m := <-mixed:
+			t.Errorf("what arrived is not what was sent: %s", m)
+		default:
+		}
+	})
+}
+
+// longFates are what becomes of long messages in turn.
+var longFates = []string{"read", "answered early", "given up", "dropped", "last of its connection"}
+
+// sendMarked sends a long message that says nothing but mark.
+func sendMarked(t *testing.T, c *http.Client, url, mark, fate string) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{"text":"` + strings.Repeat(mark, longMarks) + `"}}}`
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header = benchMCP.Clone()
+	r.Header.Set("Run-Id", "r-1")
+	r.Header.Set("Mark", mark)
+	r.Header.Set("Fate", fate)
+	if fate == "given up" {
+		go cancel()
+	}
+	resp, err := c.Do(r)
+	if err != nil {
+		if fate == "read" {
+			t.Error(err)
+		}
+		return
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body)
+	if fate == "read" && resp.StatusCode != http.StatusOK {
+		t.Errorf("%s is answered %s", mark, resp.Status)
 	}
 }
 
