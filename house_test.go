@@ -51,10 +51,12 @@ var rooms = map[string][]string{
 	"deploy":                     {},
 	"deploy/compose":             {},
 	"test/accuracy":              {"test/internal/program"},
-	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "github.com/elazarl/goproxy"},
+	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "test/internal/rawhttp", "github.com/elazarl/goproxy"},
 	"test/e2e":                   {},
 	"test/internal/program":      {},
+	"test/internal/rawhttp":      {},
 	"test/kill":                  {"test/internal/program"},
+	"test/soak":                  {"test/internal/program", "test/internal/rawhttp"},
 }
 
 // atHomeInMany are the libraries that enter through more than one package, and

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -198,19 +197,15 @@ func (s *stage) start(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var addresses struct{ Ingress, Admin string }
-	serving := func(line string) bool {
-		var entry struct{ Msg string }
-		return json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" && json.Unmarshal([]byte(line), &addresses) == nil
-	}
 	// The host is started when wopproxy serves.
-	if err = both.Await(serving); err == nil {
+	at, err := both.Serving()
+	if err == nil {
 		err = both.Await(func(line string) bool { return line == "ready" })
 	}
 	if err != nil {
 		return nil, errors.Join(err, both.Stop())
 	}
-	s.ingress, s.admin = "http://"+addresses.Ingress, "http://"+addresses.Admin
+	s.ingress, s.admin = "http://"+at.Ingress, "http://"+at.Admin
 	return both.Stop, nil
 }
 

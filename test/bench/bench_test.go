@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/wopproxy/wopproxy/test/internal/program"
+	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
 // TestMain is also the proxies, and the writers to a store, that the tests start.
@@ -236,7 +237,7 @@ func TestFaultsAreNoticed(t *testing.T) {
 // TestAnswersAreCompared has answers that differ from the upstream's in one place.
 func TestAnswersAreCompared(t *testing.T) {
 	a2a, sse := kinds[len(kinds)-1], kinds[3]
-	right := string(prepare(a2a.answer).head) + strings.Repeat("7", len(mark)) + string(prepare(a2a.answer).tail)
+	right := string(prepare(a2a.answer).head) + strings.Repeat("7", len(rawhttp.Mark)) + string(prepare(a2a.answer).tail)
 	s := prepare(sse.answer)
 	stream := string(s.head) + string(bytes.Join(s.events, nil)) + string(s.end)
 	for _, tt := range []struct {
@@ -246,12 +247,12 @@ func TestAnswersAreCompared(t *testing.T) {
 	}{
 		{"as it was sent", right, a2a, ""},
 		{"a stream as it was sent", stream, sse, ""},
-		{"another byte behind the number", strings.Replace(right, "completed", "completeD", 1), a2a, errAnswerDiffers.Error()},
-		{"another byte before it", strings.Replace(right, "jsonrpc", "jsonRpc", 1), a2a, errAnswerDiffers.Error()},
+		{"another byte behind the number", strings.Replace(right, "completed", "completeD", 1), a2a, rawhttp.ErrDiffers.Error()},
+		{"another byte before it", strings.Replace(right, "jsonrpc", "jsonRpc", 1), a2a, rawhttp.ErrDiffers.Error()},
 		{"a length of its own", strings.Replace(right, "Content-Length: 1024", "Content-Length: 1023", 1), a2a, "Content-Length 1023, want 1024"},
 		{"an error", "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", a2a, `answered "HTTP/1.1 502 Bad Gateway"`},
 		{"an end too early", right[:len(right)-1], a2a, io.EOF.Error()},
-		{"an event less", strings.Replace(stream, string(s.events[7]), "", 1), sse, errAnswerDiffers.Error()},
+		{"an event less", strings.Replace(stream, string(s.events[7]), "", 1), sse, rawhttp.ErrDiffers.Error()},
 		{"the last event missing", strings.Replace(stream, string(s.events[events-1]), "", 1), sse, "bytes, want"},
 		{"an event more", strings.Replace(stream, string(s.end), string(s.events[7])+string(s.end), 1), sse, "more than"},
 		{"no end", strings.TrimSuffix(stream, string(s.end)), sse, io.EOF.Error()},
@@ -263,7 +264,7 @@ func TestAnswersAreCompared(t *testing.T) {
 				_, _ = io.ReadFull(far, make([]byte, len("request")))
 				_, _ = io.WriteString(far, tt.text)
 			}()
-			cl := newClient(near)
+			cl := &client{Client: rawhttp.NewClient(near)}
 			cl.takes([]byte("request"), &tt.kind)
 			err := cl.exchange(1, nil)
 			if (err == nil) != (tt.error == "") || err != nil && !strings.Contains(err.Error(), tt.error) {
@@ -296,7 +297,7 @@ func TestPace(t *testing.T) {
 				_, _ = far.Write(answer)
 			}
 		}()
-		cl := newClient(near)
+		cl := &client{Client: rawhttp.NewClient(near)}
 		cl.takes([]byte("request"), &kinds[0])
 		all = append(all, cl)
 	}

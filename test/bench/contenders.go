@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -110,13 +109,6 @@ func (s *stage) run(ctx context.Context, c *contender, argv ...string) (err erro
 	return err
 }
 
-// await waits until a contender writes that it serves.
-func (c *contender) await(line func(string) bool) error {
-	err := c.process.Await(line)
-	c.startup = time.Since(c.began)
-	return err
-}
-
 // folder makes a folder for what a contender writes.
 func (s *stage) folder(c *contender) (string, error) {
 	dir := filepath.Join(s.dir, c.name)
@@ -181,7 +173,7 @@ http {
     location = /sse { proxy_pass http://to; proxy_buffering off; }
   }
 }
-`, s.upstream.plain.Addr(), port), 0o600)
+`, s.upstream.plain, port), 0o600)
 	})
 }
 
@@ -207,7 +199,7 @@ frontend in
 backend out
   http-reuse always
   server upstream %s
-`, port, s.upstream.plain.Addr()), 0o600)
+`, port, s.upstream.plain), 0o600)
 	})
 }
 
@@ -264,13 +256,15 @@ func startPeer(ctx context.Context, s *stage, c *contender) error {
 		return err
 	}
 	kind, _, _ := strings.Cut(c.name, "-")
-	if err := s.run(ctx, c, self, "peer", kind, "-upstream", s.upstream.plain.Addr().String(), "-ca", s.ca); err != nil {
+	if err := s.run(ctx, c, self, "peer", kind, "-upstream", s.upstream.plain, "-ca", s.ca); err != nil {
 		return err
 	}
-	return c.await(func(line string) bool {
+	err = c.process.Await(func(line string) bool {
 		n, _ := fmt.Sscanf(line, ready+" %s %s", &c.address, &c.admin)
 		return n == 2
 	})
+	c.startup = time.Since(c.began)
+	return err
 }
 
 // startWopproxy starts the program under test, with all that it does: a store on
@@ -300,19 +294,17 @@ admin: { listen: "127.0.0.1:0", pprof: true }
 ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
 tracing: { otlp: { endpoint: "http://%s" }, sample: %d }
 drain: { delay: 0s, timeout: 5s }
-`, c.name, s.upstream.plain.Addr(), s.ca, s.ca, s.ca, filepath.Join(dir, "store"), c.collector.address, sample), 0o600); err != nil {
+`, c.name, s.upstream.plain, s.ca, s.ca, s.ca, filepath.Join(dir, "store"), c.collector.address, sample), 0o600); err != nil {
 		return err
 	}
 	if err := s.run(ctx, c, s.program, "serve", "-config", file); err != nil {
 		return err
 	}
-	var at struct{ Msg, Ingress, Egress, Admin string }
-	err = c.await(func(line string) bool {
-		return json.Unmarshal([]byte(line), &at) == nil && at.Msg == "serving"
-	})
+	at, err := c.process.Serving()
 	if err != nil {
 		return err
 	}
+	c.startup = time.Since(c.began)
 	c.admin, c.address = at.Admin, at.Ingress
 	if c.wop == "egress" {
 		c.runs, err = s.beginRuns(ctx, at.Ingress, c.sampled)
@@ -327,12 +319,12 @@ const liveRuns = 64
 // beginRuns begins runs by messages whose tasks go on.
 func (s *stage) beginRuns(ctx context.Context, ingress string, sampled bool) (runs []string, err error) {
 	in := &contender{way: reverse, address: ingress, sampled: sampled}
-	cl, err := dial(ctx, in, s.upstream, s.authority.pool)
+	cl, err := dial(ctx, in, s.upstream, s.authority.Pool)
 	if err != nil {
 		return nil, err
 	}
-	defer cl.conn.Close()
-	cl.takes(working.request(in, s.upstream.plain.Addr().String(), ""), &working)
+	defer cl.Close()
+	cl.takes(working.request(in, s.upstream.plain, ""), &working)
 	for range liveRuns {
 		run := ""
 		if err := cl.exchange(numbers.Add(1), func(line []byte) {
@@ -379,7 +371,7 @@ func (c *contender) finish(ctx context.Context) (left []string, err error) {
 	if c.wop == "" {
 		return nil, nil
 	}
-	m, err := c.metrics(ctx)
+	m, err := program.Metrics(ctx, c.admin)
 	if err != nil {
 		return nil, err
 	}

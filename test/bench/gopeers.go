@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/elazarl/goproxy"
+
+	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
 // runPeer is one of the proxies that this command brings along, each a process
@@ -29,13 +31,13 @@ func runPeer(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := f.Parse(args[1:]); err != nil {
 		return err
 	}
-	authority, err := loadAuthority(*ca)
+	authority, err := rawhttp.LoadAuthority(*ca)
 	if err != nil {
 		return err
 	}
 	transport := &http.Transport{
 		DisableCompression: true, MaxIdleConns: 4096, MaxIdleConnsPerHost: 1024,
-		TLSClientConfig: &tls.Config{RootCAs: authority.pool, MinVersion: tls.VersionTLS12},
+		TLSClientConfig: &tls.Config{RootCAs: authority.Pool, MinVersion: tls.VersionTLS12},
 	}
 	var handler http.Handler
 	switch args[0] {
@@ -70,13 +72,13 @@ var copyBuffers = pool{sync.Pool{New: func() any { b := make([]byte, 32<<10); re
 
 // bareGoproxy is goproxy as it comes, but for what nobody could leave as it is:
 // it keeps connections, and has an authority that is not of RSA, with a cache.
-func bareGoproxy(transport *http.Transport, a *authority) http.Handler {
+func bareGoproxy(transport *http.Transport, a *rawhttp.Authority) http.Handler {
 	g := goproxy.NewProxyHttpServer()
 	g.Tr, g.ConnectDial = transport, nil
 	g.KeepAcceptEncoding = true
 	g.Logger = log.New(io.Discard, "", 0)
 	g.CertStore = &certStore{}
-	open := &goproxy.ConnectAction{Action: goproxy.ConnectMitm, TLSConfig: goproxy.TLSConfigFromCA(&a.cert)}
+	open := &goproxy.ConnectAction{Action: goproxy.ConnectMitm, TLSConfig: goproxy.TLSConfigFromCA(&a.Cert)}
 	g.OnRequest().HandleConnectFunc(func(host string, _ *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
 		return open, host
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/wopproxy/wopproxy/test/internal/program"
+	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
 // stage is all that is measured, and what it is measured with.
@@ -22,7 +23,7 @@ type stage struct {
 	dir       string
 	ca        string // a file
 	program   string // the wopproxy
-	authority *authority
+	authority *rawhttp.Authority
 	upstream  *upstream
 	present   []*contender // that could be started
 	stderr    io.Writer
@@ -58,10 +59,10 @@ func (s *stage) set(ctx context.Context) (stop func() error, err error) {
 		}
 	}
 	s.ca = filepath.Join(s.dir, "ca.pem")
-	if s.authority, err = newAuthority(s.ca); err != nil {
+	if s.authority, err = rawhttp.NewAuthority(s.ca); err != nil {
 		return nil, err
 	}
-	cert, err := s.authority.issue()
+	cert, err := s.authority.Issue()
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func (s *stage) play(ctx context.Context, t *table) error {
 
 // turn is one contender's part of a round.
 func (s *stage) turn(ctx context.Context, t *table, c *contender, size, round int) error {
-	all, err := newCrowd(ctx, size, c, s.upstream, s.authority.pool)
+	all, err := newCrowd(ctx, size, c, s.upstream, s.authority.Pool)
 	if err != nil {
 		return err
 	}
@@ -187,9 +188,9 @@ const (
 // address is the upstream's, as a contender's requests name it.
 func (s *stage) address(c *contender) string {
 	if c.way == intercepted || c.way == directlyTLS {
-		return s.upstream.tls.Addr().String()
+		return s.upstream.tls
 	}
-	return s.upstream.plain.Addr().String()
+	return s.upstream.plain
 }
 
 // figures are what one measurement has found.

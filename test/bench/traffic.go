@@ -3,7 +3,8 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"strings"
+
+	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
 // traffic is one kind of exchange: what is asked, and what is answered.
@@ -17,17 +18,13 @@ type traffic struct {
 	answer      answer
 }
 
-// answer is what the upstream sends. In the place of mark there is a number of
-// its own each time.
+// answer is what the upstream sends. In its hole there is a number of its own each
+// time.
 type answer struct {
+	rawhttp.Answer
 	contentType string
-	body        []byte
-	hole        [2]int   // where mark stood in the body; both 0: nowhere
 	events      [][]byte // the body, as it is sent: one write each; nil: at once
 }
-
-// mark is what each message has another number for, in hexadecimal.
-const mark = "@@@@@@@@@@@@@@@@"
 
 // events is the length of a stream.
 const events = 200
@@ -35,8 +32,8 @@ const events = 200
 // kinds are the columns of the table.
 var kinds = []traffic{
 	{
-		name: "plain", title: "not agents'", path: "plain", contentType: "application/octet-stream", body: filled("", 1<<10, ""),
-		answer: answered("application/octet-stream", filled("", 1<<10, "")),
+		name: "plain", title: "not agents'", path: "plain", contentType: "application/octet-stream", body: rawhttp.Filled("", 1<<10, ""),
+		answer: answered("application/octet-stream", rawhttp.Filled("", 1<<10, "")),
 	},
 	{
 		name: "mcp1k", title: "MCP 1 KB", path: "mcp1k", contentType: "application/json", body: toolCall(1 << 10), agent: true, meta: true,
@@ -62,33 +59,28 @@ var working = traffic{
 	answer: answered("application/json", a2aTask("working")),
 }
 
-// filled is size bytes: head, filling and tail.
-func filled(head string, size int, tail string) []byte {
-	return []byte(head + strings.Repeat("lorem ipsum dolor sit amet ", size/27+1)[:size-len(head)-len(tail)] + tail)
-}
-
 func toolCall(size int) []byte {
-	return filled(`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{"limit":10,"text":"`, size, `"}}}`)
+	return rawhttp.Filled(`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{"limit":10,"text":"`, size, `"}}}`)
 }
 
 func toolResult(size int) []byte {
-	return filled(`{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"`, size, `"}],"isError":false}}`)
+	return rawhttp.Filled(`{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"`, size, `"}],"isError":false}}`)
 }
 
 func a2aMessage() []byte {
-	return filled(`{"jsonrpc":"2.0","id":7,"method":"message/send","params":{"message":{"kind":"message","role":"user","messageId":"5f1c2f0e-0000-4000-`+
-		mark+`","parts":[{"kind":"text","text":"`, 1<<10, `"}]}}}`)
+	return rawhttp.Filled(`{"jsonrpc":"2.0","id":7,"method":"message/send","params":{"message":{"kind":"message","role":"user","messageId":"5f1c2f0e-0000-4000-`+
+		rawhttp.Mark+`","parts":[{"kind":"text","text":"`, 1<<10, `"}]}}}`)
 }
 
 func a2aTask(state string) []byte {
-	return filled(`{"jsonrpc":"2.0","id":7,"result":{"kind":"task","id":"0b6c4a3e-0000-4000-`+mark+`","contextId":"77ad6b1c-9f52-4f86-9c1a-6a0f6f0f2d11","status":{"state":"`+
+	return rawhttp.Filled(`{"jsonrpc":"2.0","id":7,"result":{"kind":"task","id":"0b6c4a3e-0000-4000-`+rawhttp.Mark+`","contextId":"77ad6b1c-9f52-4f86-9c1a-6a0f6f0f2d11","status":{"state":"`+
 		state+`"},"artifacts":[{"artifactId":"1","parts":[{"kind":"text","text":"`, 1<<10, `"}]}]}}`)
 }
 
 func answered(contentType string, body []byte) answer {
-	a := answer{contentType: contentType, body: body}
-	if i := bytes.Index(body, []byte(mark)); i >= 0 {
-		a.hole = [2]int{i, i + len(mark)}
+	a := answer{Answer: rawhttp.Answer{Body: body}, contentType: contentType}
+	if i := bytes.Index(body, []byte(rawhttp.Mark)); i >= 0 {
+		a.Hole = [2]int{i, i + len(rawhttp.Mark)}
 	}
 	return a
 }
@@ -100,7 +92,7 @@ func stream() answer {
 		a.events = append(a.events, fmt.Appendf(nil, "event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":7,\"progress\":%d,\"total\":%d}}\n\n", i, events))
 	}
 	a.events = append(a.events, fmt.Appendf(nil, "event: message\ndata: %s\n\n", toolResult(256)))
-	a.body = bytes.Join(a.events, nil)
+	a.Body = bytes.Join(a.events, nil)
 	return a
 }
 
@@ -125,32 +117,11 @@ func (t traffic) request(c *contender, upstream, run string) []byte {
 			if c.sampled {
 				flags = "01"
 			}
-			fmt.Fprintf(&b, "Traceparent: 00-4bf92f3577b34da6%s-00f067aa0ba902b7-%s\r\n", mark, flags)
-			fmt.Fprintf(&b, "Run-Ancestry: \"run-%s\";host=\"caller.example.com\";cause=mcp-tool-call\r\n", mark)
+			fmt.Fprintf(&b, "Traceparent: 00-4bf92f3577b34da6%s-00f067aa0ba902b7-%s\r\n", rawhttp.Mark, flags)
+			fmt.Fprintf(&b, "Run-Ancestry: \"run-%s\";host=\"caller.example.com\";cause=mcp-tool-call\r\n", rawhttp.Mark)
 		}
 	}
 	b.WriteString("\r\n")
 	b.Write(t.body)
 	return b.Bytes()
-}
-
-// marks returns where mark stands in text.
-func marks(text []byte) (at []int) {
-	for from := 0; ; {
-		i := bytes.Index(text[from:], []byte(mark))
-		if i < 0 {
-			return at
-		}
-		at = append(at, from+i)
-		from += i + len(mark)
-	}
-}
-
-// number puts n in the place of a mark.
-func number(at []byte, n uint64) {
-	const digits = "0123456789abcdef"
-	for i := len(mark) - 1; i >= 0; i-- {
-		at[i] = digits[n&15]
-		n >>= 4
-	}
 }

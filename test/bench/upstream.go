@@ -2,26 +2,23 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
+
+	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
 // upstream answers all that the proxies forward. It does as little as a server
 // can, in the process of the clients: what it costs is not what is measured.
 type upstream struct {
-	plain, tls net.Listener
+	rawhttp.Server
+	plain, tls string             // addresses
 	kinds      map[string]*served // by path
 	next       atomic.Uint64      // number of an answer
-
-	open  sync.Map // net.Conn → nothing
-	tasks sync.WaitGroup
 }
 
 // served is what is answered on one path, and how often it was asked.
@@ -40,14 +37,14 @@ type served struct {
 func prepare(a answer) *served {
 	s := &served{}
 	if a.events == nil {
-		all := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", a.contentType, len(a.body))
+		all := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", a.contentType, len(a.Body))
 		at := len(all)
-		all = append(all, a.body...)
-		if a.hole[1] == 0 {
+		all = append(all, a.Body...)
+		if a.Hole[1] == 0 {
 			s.head = all
 			return s
 		}
-		s.head, s.tail = all[:at+a.hole[0]], all[at+a.hole[1]:]
+		s.head, s.tail = all[:at+a.Hole[0]], all[at+a.Hole[1]:]
 		return s
 	}
 	s.head = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n", a.contentType)
@@ -64,136 +61,45 @@ func newUpstream(cert tls.Certificate) (u *upstream, err error) {
 	for _, k := range append(kinds, working) {
 		u.kinds[k.path] = prepare(k.answer)
 	}
-	var lc net.ListenConfig
-	if u.plain, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
+	u.Handle = u.answer
+	if u.plain, err = u.Listen(nil); err != nil {
 		return nil, err
 	}
-	if u.tls, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
-		return nil, errors.Join(err, u.plain.Close())
-	}
-	u.tls = tls.NewListener(u.tls, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
-	for _, ln := range []net.Listener{u.plain, u.tls} {
-		u.tasks.Go(func() { u.accept(ln) })
+	if u.tls, err = u.Listen(&cert); err != nil {
+		return nil, errors.Join(err, u.Close())
 	}
 	return u, nil
 }
 
-// Close ends all connections.
-func (u *upstream) Close() error {
-	err := errors.Join(u.plain.Close(), u.tls.Close())
-	u.open.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
-	u.tasks.Wait()
-	return err
-}
-
-func (u *upstream) accept(ln net.Listener) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			return // closed
-		}
-		u.open.Store(conn, nil)
-		u.tasks.Go(func() {
-			defer u.open.Delete(conn)
-			defer conn.Close()
-			_ = u.serve(conn) // the client that misses its answer says so
-		})
-	}
-}
-
 var (
-	headEnd       = []byte("\r\n\r\n")
-	contentLength = []byte("\r\ncontent-length:")
-	runAncestry   = []byte("\r\nrun-ancestry:")
-	runID         = []byte("\r\nrun-id:")
-	traceparent   = []byte(`"traceparent"`)
+	runAncestry = []byte("\r\nrun-ancestry:")
+	runID       = []byte("\r\nrun-id:")
+	traceparent = []byte(`"traceparent"`)
 )
 
-// serve answers the requests of one connection, one after the other.
-func (u *upstream) serve(conn net.Conn) error {
-	buf := make([]byte, 0, 8<<10)
-	for {
-		end := -1
-		for end < 0 {
-			var err error
-			if buf, err = more(conn, buf); err != nil {
-				return err
-			}
-			end = bytes.Index(buf, headEnd)
-		}
-		end += len(headEnd)
-		head := buf[:end]
-		length, err := strconv.Atoi(string(bytes.TrimSpace(header(head, contentLength))))
-		if err != nil {
-			_, err := io.WriteString(conn, "HTTP/1.1 411 Length Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-			return err
-		}
-		s := u.kinds[string(path(head))]
-		if s == nil {
-			_, err := io.WriteString(conn, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-			return err
-		}
-		s.look(head)
-		for len(buf) < end+length {
-			if buf, err = more(conn, buf); err != nil {
-				return err
-			}
-		}
-		if bytes.Contains(buf[end:end+length], traceparent) {
-			s.meta.Add(1)
-		}
-		if err := s.write(conn, u.next.Add(1)); err != nil {
-			return err
-		}
-		buf = append(buf[:0], buf[end+length:]...)
+// answer answers one request. What it does not know it hangs up on.
+func (u *upstream) answer(conn net.Conn, head, body []byte) error {
+	target := rawhttp.Target(head)
+	s := u.kinds[string(target[bytes.LastIndexByte(target, '/')+1:])]
+	if s == nil {
+		return fmt.Errorf("asked for %s", target)
 	}
+	s.look(head)
+	if bytes.Contains(body, traceparent) {
+		s.meta.Add(1)
+	}
+	return s.write(conn, u.next.Add(1))
 }
 
 // look counts a request, and what it bears.
 func (s *served) look(head []byte) {
 	s.asked.Add(1)
-	if header(head, runAncestry) != nil {
+	if rawhttp.Header(head, runAncestry) != nil {
 		s.ancestry.Add(1)
 	}
-	if header(head, runID) != nil {
+	if rawhttp.Header(head, runID) != nil {
 		s.runID.Add(1)
 	}
-}
-
-// more reads what there is, after buf.
-func more(conn net.Conn, buf []byte) ([]byte, error) {
-	if len(buf) == cap(buf) {
-		buf = append(make([]byte, 0, 4*cap(buf)), buf...)
-	}
-	n, err := conn.Read(buf[len(buf):cap(buf)])
-	if n > 0 {
-		err = nil
-	}
-	return buf[:len(buf)+n], err
-}
-
-// header returns what follows name, which is in lower case and has the line's
-// beginning and the colon; nil if there is none.
-func header(head, name []byte) []byte {
-	for i := bytes.IndexByte(head, '\r'); i >= 0 && i+len(name) <= len(head); {
-		if bytes.EqualFold(head[i:i+len(name)], name) {
-			value := head[i+len(name):]
-			return value[:bytes.IndexByte(value, '\r')]
-		}
-		next := bytes.IndexByte(head[i+1:], '\r')
-		if next < 0 {
-			return nil
-		}
-		i += 1 + next
-	}
-	return nil
-}
-
-// path returns the last segment of the request's target.
-func path(head []byte) []byte {
-	line := head[:bytes.IndexByte(head, '\r')]
-	line = line[:max(0, bytes.LastIndexByte(line, ' '))]
-	return line[bytes.LastIndexByte(line, '/')+1:]
 }
 
 // buffers are for answers with a number.
@@ -218,8 +124,8 @@ func (s *served) write(conn net.Conn, n uint64) error {
 	b := buffers.Get().(*[]byte)
 	defer buffers.Put(b)
 	all := append((*b)[:0], s.head...)
-	all = append(all, mark...)
-	number(all[len(s.head):], n)
+	all = append(all, rawhttp.Mark...)
+	rawhttp.Number(all[len(s.head):], n)
 	all = append(all, s.tail...)
 	*b = all
 	_, err := conn.Write(all)

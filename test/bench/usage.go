@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 // usage is what a process has used of the processor, in nanoseconds, by thread.
@@ -136,7 +136,7 @@ func (c *contender) allocations(ctx context.Context) (float64, error) {
 	if c.admin == "" {
 		return 0, nil
 	}
-	m, err := c.metrics(ctx)
+	m, err := program.Metrics(ctx, c.admin)
 	if err == nil && m[mallocs] == 0 {
 		err = fmt.Errorf("%s does not tell %s", c.name, mallocs)
 	}
@@ -145,35 +145,3 @@ func (c *contender) allocations(ctx context.Context) (float64, error) {
 
 // mallocs is the metric that counts allocations.
 const mallocs = "go_memstats_mallocs_total"
-
-// metrics returns what a contender tells of itself, by name and labels.
-func (c *contender) metrics(ctx context.Context) (map[string]float64, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.admin+"/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := metricsClient.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, err
-	}
-	values := map[string]float64{}
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		i := strings.LastIndexByte(line, ' ')
-		if i < 0 || line[0] == '#' {
-			continue
-		}
-		if values[line[:i]], err = strconv.ParseFloat(line[i+1:], 64); err != nil {
-			return nil, fmt.Errorf("metrics of %s: %q", c.name, line)
-		}
-	}
-	return values, nil
-}
-
-// metricsClient asks directly, whatever the environment says of proxies.
-var metricsClient = &http.Client{Timeout: patience, Transport: &http.Transport{}}

@@ -16,18 +16,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -145,8 +142,7 @@ func (k *killer) start(ctx context.Context) (err error) {
 	if k.sidecar, err = k.launch(ctx); err != nil {
 		return err
 	}
-	var at struct{ Msg, Ingress, Admin string }
-	err = k.sidecar.Await(func(line string) bool { return json.Unmarshal([]byte(line), &at) == nil && at.Msg == "serving" })
+	at, err := k.sidecar.Serving()
 	if err != nil {
 		k.sidecar.Kill()
 		return err
@@ -238,7 +234,7 @@ func (l link) parent() string {
 // returns how many runs that are.
 func (k *killer) check(ctx context.Context, r *round) (n int, err error) {
 	var list struct{ Runs []link }
-	if err := k.get(ctx, "/ancestry/v1/traces/"+r.trace, &list); err != nil {
+	if err := program.GetJSON(ctx, k.admin+"/ancestry/v1/traces/"+r.trace, &list); err != nil {
 		return 0, err
 	}
 	if len(list.Runs) >= maxRuns {
@@ -274,7 +270,7 @@ func (k *killer) find(ctx context.Context, a answer) error {
 			continue
 		}
 		var l link
-		if err := k.get(ctx, "/ancestry/v1/runs/"+id, &l); err != nil {
+		if err := program.GetJSON(ctx, k.admin+"/ancestry/v1/runs/"+id, &l); err != nil {
 			return err
 		}
 		if l.Run != a.run && l.Alias != a.run {
@@ -283,27 +279,3 @@ func (k *killer) find(ctx context.Context, a answer) error {
 	}
 	return nil
 }
-
-func (k *killer) get(ctx context.Context, path string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.admin+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := direct.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
-	}
-	return json.Unmarshal(text, v)
-}
-
-// direct asks the admin listener, each time over a new connection: the old one
-// was to a process that is dead.
-var direct = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}

@@ -108,6 +108,9 @@ func (p *Process) follow(r io.ReadCloser) {
 // PID is the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
+// Signal tells the process something.
+func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
+
 // Await waits for a line, which may be there already. It fails if the process
 // ends before it writes it, or does not within two minutes.
 func (p *Process) Await(line func(string) bool) error {

@@ -1,4 +1,4 @@
-package main
+package rawhttp
 
 import (
 	"crypto/ecdsa"
@@ -17,20 +17,20 @@ import (
 	"time"
 )
 
-// authority signs for all that opens TLS, and for the upstream.
-type authority struct {
-	cert tls.Certificate
-	pool *x509.CertPool
+// Authority signs for all that opens TLS, and for the servers behind it.
+type Authority struct {
+	Cert tls.Certificate
+	Pool *x509.CertPool // with it alone
 }
 
-// newAuthority writes a new one to a file, certificate and key.
-func newAuthority(file string) (*authority, error) {
+// NewAuthority writes a new one to a file, certificate and key.
+func NewAuthority(file string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
 	t := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bench", Organization: []string{"bench"}},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test", Organization: []string{"test"}},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 2),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
@@ -48,35 +48,36 @@ func newAuthority(file string) (*authority, error) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return nil, err
 	}
-	return loadAuthority(file)
+	return LoadAuthority(file)
 }
 
-func loadAuthority(file string) (*authority, error) {
+// LoadAuthority reads one that was written before.
+func LoadAuthority(file string) (*Authority, error) {
 	cert, err := tls.LoadX509KeyPair(file, file)
 	if err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
-	a := &authority{cert: cert, pool: x509.NewCertPool()}
-	a.pool.AddCert(cert.Leaf)
+	a := &Authority{Cert: cert, Pool: x509.NewCertPool()}
+	a.Pool.AddCert(cert.Leaf)
 	return a, nil
 }
 
-// issue makes a certificate for the upstream.
-func (a *authority) issue() (tls.Certificate, error) {
+// Issue makes a certificate for a server at 127.0.0.1.
+func (a *Authority) Issue() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
 	t := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "upstream"},
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "server"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 1),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
-	signer, ok := a.cert.PrivateKey.(*ecdsa.PrivateKey)
+	signer, ok := a.Cert.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok {
 		return tls.Certificate{}, errors.New("authority: not an ECDSA key")
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, a.cert.Leaf, key.Public(), signer)
+	der, err := x509.CreateCertificate(rand.Reader, t, a.Cert.Leaf, key.Public(), signer)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
+)
+
+// sample is what wopproxy holds at one moment.
+type sample struct {
+	at         time.Duration // since the beginning
+	exchanges  int64
+	rate       float64 // exchanges a second, since the sample before
+	cpu        float64 // microseconds of an exchange, since then
+	own        float64 // MiB resident that are of no file
+	resident   float64 // MiB, pages of the store's files among them
+	heap       float64 // MiB that Go has in use
+	goroutines float64
+	fds        float64
+	runs       float64
+	bindings   float64
+	handoffs   float64
+	tunnels    float64
+	store      float64 // MiB
+	files      float64 // of the store
+	links      float64 // made so far
+	seconds    float64 // of processor so far
+	counted    float64 // exchanges, by wopproxy
+	refusals   float64 // bounds that were hit, and what else must not be
+	held       int     // connections to peers
+}
+
+// columns are what is written down and drawn of a sample.
+var columns = []struct {
+	name, title, unit string
+	value             func(*sample) float64
+	slack             float64 // by which it may grow besides a tenth
+}{
+	{"exchanges_per_second", "Exchanges", "a second", func(s *sample) float64 { return s.rate }, -1},
+	{"cpu_us", "Processor", "µs an exchange", func(s *sample) float64 { return s.cpu }, -1},
+	{"own_mib", "Memory of its own", "MiB", func(s *sample) float64 { return s.own }, 4},
+	{"resident_mib", "Memory with mapped pages of the store", "MiB", func(s *sample) float64 { return s.resident }, 48},
+	{"heap_mib", "Go heap in use", "MiB", func(s *sample) float64 { return s.heap }, 4},
+	{"goroutines", "Goroutines", "", func(s *sample) float64 { return s.goroutines }, 16},
+	{"descriptors", "Open descriptors", "", func(s *sample) float64 { return s.fds }, 16},
+	{"live_runs", "Live runs", "", func(s *sample) float64 { return s.runs }, 64},
+	{"bindings", "Bindings", "", func(s *sample) float64 { return s.bindings }, 64},
+	{"open_handoffs", "Open handoffs", "", func(s *sample) float64 { return s.handoffs }, 64},
+	{"store_mib", "Store on disk", "MiB", func(s *sample) float64 { return s.store }, 48},
+}
+
+// look takes a sample.
+func (s *stage) look(ctx context.Context) (sm sample, err error) {
+	m, err := program.Metrics(ctx, s.at.Admin)
+	if err != nil {
+		return sm, err
+	}
+	const mib = 1 << 20
+	sm = sample{
+		exchanges:  s.scores.exchanges.Load(),
+		heap:       m["go_memstats_heap_inuse_bytes"] / mib,
+		goroutines: m["go_goroutines"], fds: m["process_open_fds"],
+		runs: m["wopproxy_live_runs"], bindings: m["wopproxy_bindings"], handoffs: m["wopproxy_handoffs_open"], tunnels: m["wopproxy_tunnels"],
+		links: m["wopproxy_store_links_total"], seconds: m["process_cpu_seconds_total"],
+		held: s.peers.Open(),
+	}
+	for name, v := range m {
+		switch base, _, _ := strings.Cut(name, "{"); base {
+		case "wopproxy_exchanges_total":
+			sm.counted += v
+		case "wopproxy_store_dropped_total", "wopproxy_codec_panics_total", "wopproxy_attribution_conflicts_total", "wopproxy_ambiguous_runs_total":
+			sm.refusals += v
+		}
+	}
+	if sm.own, sm.resident, err = memory(s.sidecar.PID()); err != nil {
+		return sm, err
+	}
+	err = filepath.WalkDir(s.store(), func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		sm.files++
+		sm.store += float64(info.Size()) / mib
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // a file that goes while it is looked at
+	}
+	return sm, err
+}
+
+// memory is what a process has resident, in MiB: of its own, and all.
+func memory(pid int) (own, all float64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, fmt.Errorf("this is measured on Linux alone: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		kb, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+		switch name {
+		case "RssAnon":
+			own = kb / 1024
+		case "VmRSS":
+			all = kb / 1024
+		}
+	}
+	return own, all, nil
+}
+
+// settle waits until nothing is left of the traffic: no run, no tunnel, and beside
+// what was there before only connections to peers, each with a descriptor and two
+// goroutines. Unless it is quick, these go, too.
+func (s *stage) settle(ctx context.Context, before *sample) error {
+	s.peers.rest()
+	var sm sample
+	for end := time.Now().Add(s.patience()); ; {
+		var err error
+		if sm, err = s.look(ctx); err != nil {
+			return err
+		}
+		over := sm.left(s, before)
+		if over == "" {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%v after the traffic there are %s%s", s.patience(), over, s.live(ctx))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// live tells of some of the runs that are live, to look for what began them.
+func (s *stage) live(ctx context.Context) string {
+	var some struct{ Runs []json.RawMessage }
+	if err := program.GetJSON(ctx, "http://"+s.at.Admin+"/ancestry/v1/runs?limit=5", &some); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("; live: %s", some.Runs)
+}
+
+// few is what may be more than there was before.
+const few = 10
+
+// left says what is left of the traffic, or nothing.
+func (sm sample) left(s *stage, before *sample) string {
+	held := float64(sm.held - 1) // one is of our own
+	switch {
+	case sm.counted != float64(sm.exchanges):
+		return fmt.Sprintf("%.0f exchanges counted by wopproxy, of %d", sm.counted, sm.exchanges)
+	case sm.runs > 0:
+		return fmt.Sprintf("%.0f live runs", sm.runs)
+	case sm.bindings > 0:
+		return fmt.Sprintf("%.0f bindings", sm.bindings)
+	case sm.tunnels > 0:
+		return fmt.Sprintf("%.0f tunnels", sm.tunnels)
+	case before == nil:
+		return ""
+	case held > float64(4*s.callers+few), !s.quick && held > 0:
+		return fmt.Sprintf("%.0f connections to peers", held)
+	case sm.fds > before.fds+held+max(0, sm.files-before.files)+few:
+		return fmt.Sprintf("%.0f descriptors, and before it were %.0f", sm.fds, before.fds)
+	case sm.goroutines > before.goroutines+2*held+few:
+		return fmt.Sprintf("%.0f goroutines, and before it were %.0f", sm.goroutines, before.goroutines)
+	}
+	return ""
+}
