@@ -27,4 +27,4 @@ bench: ; go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -count $(
 guard: ; go run ./test/bench -guard
 figures: ; go run ./test/bench -record
 # Rewrites what tests compare with: the schema of the configuration, golden files.
-generate: ; go test ./config ./proxy/internal/wire ./cmd/wopproxy -run . -update
+generate: ; go test ./config ./proxy/internal/wire ./cmd/wopproxy ./deploy/inject -run . -update

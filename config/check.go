@@ -75,6 +75,8 @@ func (d *decoder) checkInterception(c *Config) {
 		d.refuse("egress.ca.key", "required by egress.ca.cert, write the file of its private key")
 	case ca.Key != "" && ca.Cert == "" && d.sound("egress.ca.cert"):
 		d.refuse("egress.ca.cert", "required by egress.ca.key, write the file of its certificate")
+	case ca.Create && ca.Cert == "":
+		d.refuse("egress.ca.cert", "required by egress.ca.create, write where the certificate is to be kept, and egress.ca.key for its private key")
 	}
 	if len(c.Egress.Intercept) > 0 && ca.Cert == "" && ca.Bundle == "" && d.sound("egress.intercept") && d.sound("egress.ca") {
 		d.refuse("egress.ca.bundle", "required by egress.intercept, write a file for the host to trust, or give egress.ca.cert and key")
@@ -89,6 +91,7 @@ func (d *decoder) checkListeners(c *Config) {
 		{"ingress.listen", c.Ingress.Listen},
 		{"egress.listen", c.Egress.Listen},
 		{"admin.listen", c.Admin.Listen},
+		{"admin.health", c.Admin.Health}, // absent, it overlaps with none
 	}
 	for i, l := range listeners {
 		for _, other := range listeners[:i] {

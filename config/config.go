@@ -241,6 +241,11 @@ type CA struct {
 	// Key is its private key, a PEM file. Default none. Goes with cert. A change
 	// needs a restart.
 	Key string `yaml:"key" pattern:"." want:"a path, write for example /etc/wopproxy/ca-key.pem" restart:"yes"`
+	// Create has the proxy make the authority where neither cert nor key is there,
+	// and write both: a host that has read bundle trusts it after a restart, too.
+	// Keep their folder from everybody else. Default false. Goes with cert and key.
+	// A change needs a restart.
+	Create bool `yaml:"create" restart:"yes"`
 	// Bundle is a file that is written at start: the system's roots and this
 	// authority, for SSL_CERT_FILE and its like in the host's environment. Default
 	// none. Required by egress.intercept unless cert is given. A change needs a
@@ -263,6 +268,10 @@ type Admin struct {
 	// which need no credential: expose it to nobody who may not read all runs.
 	// Default 127.0.0.1:9090. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
+	// Health is an address for probes and metrics alone, for a kubelet and a
+	// Prometheus that come from elsewhere: with it, listen can stay on loopback.
+	// Default none. A change needs a restart.
+	Health Address `yaml:"health" restart:"yes"`
 	// Pprof serves profiles under /debug/pprof/. Default false. Allowed only
 	// where listen is a loopback address: profiles hold memory contents. A change
 	// needs a restart.

@@ -48,31 +48,49 @@ func (m Mistakes) Error() string {
 
 // Load reads the configuration file at path. What is wrong in the file comes as
 // [Mistakes], all at once.
-func Load(path string) (*Config, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("load configuration: %w", err)
+func Load(path string) (*Config, error) { return LoadWith(path, "") }
+
+// LoadWith is Load with a second text of configuration, whose keys outrank those of
+// the file: lists as a whole, sections key by key. An empty path is no file.
+func LoadWith(path, over string) (*Config, error) {
+	var f io.Reader = strings.NewReader("")
+	if path != "" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("load configuration: %w", err)
+		}
+		defer file.Close()
+		f = file
 	}
-	defer f.Close()
-	c, err := Parse(f)
-	if err != nil {
-		return nil, fmt.Errorf("load configuration %s:\n%w", path, err)
+	c, err := parse(f, strings.NewReader(over))
+	switch {
+	case err == nil:
+		return c, nil
+	case path == "":
+		return nil, fmt.Errorf("load configuration:\n%w", err)
 	}
-	return c, nil
+	return nil, fmt.Errorf("load configuration %s:\n%w", path, err)
 }
 
 // Parse reads a configuration file from r, as Load does.
-func Parse(r io.Reader) (*Config, error) {
-	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
-	}
-	if len(text) > maxFile {
-		return nil, Mistakes{{What: "the file is larger than 1 MiB, is it the right one?"}}
-	}
-	root, err := parseYAML(text)
-	if err != nil {
-		return nil, err
+func Parse(r io.Reader) (*Config, error) { return parse(r) }
+
+// parse reads texts of which each outranks those before it.
+func parse(texts ...io.Reader) (*Config, error) {
+	var root *yaml.Node
+	for _, r := range texts {
+		text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+		if err != nil {
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+		if len(text) > maxFile {
+			return nil, Mistakes{{What: "the file is larger than 1 MiB, is it the right one?"}}
+		}
+		over, err := parseYAML(text)
+		if err != nil {
+			return nil, err
+		}
+		root = overlay(root, over)
 	}
 	c := Default()
 	d := decoder{lines: map[string]int{}}
@@ -109,6 +127,36 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 		return nil, nil
 	}
 	return doc.Content[0], nil
+}
+
+// overlay returns base with what over says.
+func overlay(base, over *yaml.Node) *yaml.Node {
+	if base != nil && base.Kind == yaml.AliasNode { // others who refer to it are not meant
+		c := *base.Alias
+		c.Anchor, c.Content = "", slices.Clone(c.Content)
+		base = &c
+	}
+	switch {
+	case over == nil:
+		return base
+	case base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode:
+		return over
+	}
+	for i := 0; i+1 < len(over.Content); i += 2 {
+		key, value := over.Content[i], over.Content[i+1]
+		at := -1
+		for j := 0; j+1 < len(base.Content); j += 2 {
+			if base.Content[j].Value == key.Value {
+				at = j
+			}
+		}
+		if at < 0 {
+			base.Content = append(base.Content, key, value)
+			continue
+		}
+		base.Content[at+1] = overlay(base.Content[at+1], value)
+	}
+	return base
 }
 
 // syntaxMistake moves the line out of the text that the yaml package makes.

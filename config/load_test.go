@@ -162,11 +162,11 @@ func TestEveryKey(t *testing.T) {
 			DialTimeout:  config.Duration{Duration: 3 * time.Second},
 			Intercept:    hosts(t, "*.example.com:443"),
 			OriginateTLS: hosts(t, "tools.example.com"),
-			CA:           config.CA{Cert: "/etc/wopproxy/ca.pem", Key: "/etc/wopproxy/ca-key.pem", Bundle: "/run/wopproxy/bundle.pem"},
+			CA:           config.CA{Cert: "/etc/wopproxy/ca.pem", Key: "/etc/wopproxy/ca-key.pem", Create: true, Bundle: "/run/wopproxy/bundle.pem"},
 			Roots:        "/etc/wopproxy/roots.pem",
 			Credentials:  config.Credentials{Secret: config.Secret{Env: "EGRESS_SECRET"}},
 		},
-		Admin: config.Admin{Listen: "127.0.0.1:19090", Pprof: true},
+		Admin: config.Admin{Listen: "127.0.0.1:19090", Health: ":19091", Pprof: true},
 		Ancestry: config.Ancestry{
 			Store:         config.Store{Bolt: config.Bolt{Dir: "data/links", Journal: 1 << 20}},
 			Retention:     config.Retention{Age: config.Duration{Duration: 7 * 24 * time.Hour}, Links: 5000},
@@ -313,7 +313,7 @@ func TestRestartKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.pprof",
+		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.create", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.health", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
@@ -340,4 +340,40 @@ func readFile(t testing.TB, path string) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// TestLoadWith shows what a second text does to the file: keys outrank, sections
+// are completed, and mistakes of either are told.
+func TestLoadWith(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "wopproxy.yaml")
+	text := "drain: &brief {delay: 1s, timeout: 2s}\nruns: {start: [POST /a, POST /b], ttl: 2h}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.LoadWith(file, required+"runs: {start: [POST /c]}\ndrain: {timeout: 3s}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Default()
+	want.Host, want.Ingress.Upstream = config.Host{ID: "a.example.com", WellKnownURL: mustURL("https://a.example.com/.well-known/openwop")}, mustURL("http://127.0.0.1:8080")
+	want.Runs.Start, want.Runs.TTL = config.Routes{{Method: "POST", Path: "/c"}}, config.Duration{Duration: 2 * time.Hour}
+	want.Drain = config.Drain{Delay: config.Duration{Duration: time.Second}, Timeout: config.Duration{Duration: 3 * time.Second}}
+	if diff := cmp.Diff(want, c, sameConfig); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if !c.Given("runs.ttl") || !c.Given("host.id") || c.Given("log.level") {
+		t.Error("Given does not know the keys of both texts")
+	}
+	if _, err := config.LoadWith("", required); err != nil {
+		t.Errorf("without a file: %v", err)
+	}
+	for over, want := range map[string]string{
+		"runs: {ttl: soon}": "runs.ttl",
+		"runs: {start: [":   "not YAML",
+		"runs: [a]":         "runs: a list",
+	} {
+		if _, err := config.LoadWith(file, required+over); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("LoadWith(%q) = %v, want a mistake with %q", over, err, want)
+		}
+	}
 }

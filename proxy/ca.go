@@ -49,9 +49,31 @@ const (
 // NewCA makes an authority that lives as long as the process. Its key is never
 // written anywhere.
 func NewCA(hostID string) (*CA, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	der, key, err := generateCA(hostID)
 	if err != nil {
 		return nil, fmt.Errorf("make CA: %w", err)
+	}
+	return newCA(der, key)
+}
+
+// GenerateCA makes an authority for [ParseCA] to take, as PEM: for hosts that are
+// to trust it after a restart.
+func GenerateCA(hostID string) (certPEM, keyPEM []byte, err error) {
+	der, key, err := generateCA(hostID)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make CA: %w", err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make CA: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), nil
+}
+
+func generateCA(hostID string) ([]byte, *ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
 	}
 	now := time.Now()
 	tmpl := &x509.Certificate{
@@ -65,10 +87,7 @@ func NewCA(hostID string) (*CA, error) {
 		MaxPathLenZero:        true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("make CA: %w", err)
-	}
-	return newCA(der, key)
+	return der, key, err
 }
 
 // ParseCA takes an authority from a certificate and its key, both PEM. The

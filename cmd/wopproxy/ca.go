@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -36,6 +37,9 @@ func newTrust(c *config.Config, env lookupEnv) (t trust, err error) {
 	}
 	switch {
 	case e.CA.Cert != "":
+		if err := createCA(c); err != nil {
+			return t, fmt.Errorf("egress.ca.create: %w", err)
+		}
 		cert, certErr := os.ReadFile(e.CA.Cert)
 		key, keyErr := os.ReadFile(e.CA.Key)
 		if err := errors.Join(certErr, keyErr); err != nil {
@@ -55,6 +59,42 @@ func newTrust(c *config.Config, env lookupEnv) (t trust, err error) {
 	return t, writeBundle(e.CA.Bundle, t.ca.PEM(), env)
 }
 
+// createCA makes the authority of the configuration, if it asks for that and there
+// is none. The key comes first and the certificate by a rename: what is half done
+// is done anew at the next start.
+func createCA(c *config.Config) error {
+	files := c.Egress.CA
+	if !files.Create {
+		return nil
+	}
+	if _, err := os.Stat(files.Cert); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	cert, key, err := proxy.GenerateCA(c.Host.ID)
+	if err != nil {
+		return err
+	}
+	return errors.Join(writeFile(files.Key, key, 0o600), writeFile(files.Cert, cert, 0o644))
+}
+
+// writeFile writes a file by a rename, so that nobody ever reads half of it. It makes
+// the folder.
+func writeFile(name string, text []byte, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // does nothing after the rename
+	_, err = tmp.Write(text)
+	if err = errors.Join(err, tmp.Chmod(mode), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), name)
+}
+
 // systemRoots is where systems keep their bundle.
 var systemRoots = []string{
 	"/etc/ssl/certs/ca-certificates.crt", // Debian, Ubuntu, Alpine, and our own image
@@ -63,8 +103,7 @@ var systemRoots = []string{
 	"/etc/ssl/cert.pem",                  // macOS, BSD
 }
 
-// writeBundle writes the system's roots and ours, by a rename, so that a host
-// never reads half a file.
+// writeBundle writes the system's roots and ours.
 func writeBundle(file string, ours []byte, env lookupEnv) error {
 	var system []byte
 	paths := systemRoots
@@ -77,20 +116,7 @@ func writeBundle(file string, ours []byte, env lookupEnv) error {
 			break
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return fmt.Errorf("egress.ca.bundle: %w", err)
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".bundle-")
-	if err != nil {
-		return fmt.Errorf("egress.ca.bundle: %w", err)
-	}
-	defer os.Remove(tmp.Name()) // does nothing after the rename
-	_, err = tmp.Write(append(append(system, '\n'), ours...))
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
+	if err := writeFile(file, append(append(system, '\n'), ours...), 0o644); err != nil {
 		return fmt.Errorf("egress.ca.bundle: %w", err)
 	}
 	return nil

@@ -285,16 +285,16 @@ func reachable(a net.Addr) string {
 
 // prepare writes what the host reads, and completes its environment.
 func (h *execHost) prepare(s *sidecar) error {
+	if err := shareWithHost(h.dir, h.config, s.trust); err != nil {
+		return err
+	}
 	e := carry.Settings{
 		Egress: "http://" + reachable(s.egress.Addr()), NoProxy: []string{reachable(s.admin.Addr())},
 		Headers: []string{"traceparent", "tracestate", "baggage", string(h.config.Headers.RunID), string(h.config.Headers.RunAncestry)},
 		Environ: h.cmd.Env,
 	}
 	if h.carry {
-		e.Shims = filepath.Join(h.dir, "carry")
-		if err := carry.Write(e.Shims); err != nil {
-			return fmt.Errorf("write the shims: %w", err)
-		}
+		e.Shims = filepath.Join(h.dir, shimsDir)
 	}
 	if len(h.config.Egress.Intercept) > 0 {
 		if err := h.writeRoots(&e, s.trust.ca.PEM()); err != nil {
@@ -305,34 +305,17 @@ func (h *execHost) prepare(s *sidecar) error {
 	return nil
 }
 
-// writeRoots writes the files of roots beside the bundle, which is there already.
+// writeRoots writes the roots that the host trusts besides ours.
 func (h *execHost) writeRoots(e *carry.Settings, ours []byte) error {
-	put := func(name string, text []byte) (string, error) {
-		path := filepath.Join(h.dir, name)
-		return path, os.WriteFile(path, text, 0o644)
-	}
-	e.Bundle = h.config.Egress.CA.Bundle
-	bundle, err := os.ReadFile(e.Bundle)
-	if err != nil {
-		return err
-	}
-	if e.CA, err = put("ca.pem", ours); err != nil {
-		return err
-	}
-	store, err := carry.TrustStore(bundle)
-	if err != nil {
-		return err
-	}
-	if e.TrustStore, err = put("roots.jks", store); err != nil {
-		return err
-	}
+	e.Bundle, e.CA, e.TrustStore = h.config.Egress.CA.Bundle, filepath.Join(h.dir, authorityFile), filepath.Join(h.dir, trustStoreFile)
 	e.Bundles = map[string]string{}
 	for i, file := range carry.CAFiles(e.Environ) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			continue // the host can't read it either
 		}
-		if e.Bundles[file], err = put(fmt.Sprintf("bundle-%d.pem", i+1), append(append(text, '\n'), ours...)); err != nil {
+		e.Bundles[file] = filepath.Join(h.dir, fmt.Sprintf("bundle-%d.pem", i+1))
+		if err := os.WriteFile(e.Bundles[file], append(append(text, '\n'), ours...), 0o644); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@
 //	wopproxy check -config wopproxy.yaml      say what is wrong with a configuration
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
 //	wopproxy audit FILE|URL                   check an event log against the execution model
+//	wopproxy inject -f FILE                   put a wopproxy beside the hosts of a manifest
 //	wopproxy demo                             watch a run cross three hosts
 //	wopproxy version                          say what this is
 //
@@ -50,6 +51,7 @@ var commands = []command{
 	{"check", "say what is wrong with a configuration", checkCommand},
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},
 	{"audit", "check an event log against the execution model", auditCommand},
+	{"inject", "put a wopproxy beside the hosts of a manifest", injectCommand},
 	{"demo", "watch a run cross three hosts", demoCommand},
 	{"version", "say what this is", versionCommand},
 }

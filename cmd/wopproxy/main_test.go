@@ -24,6 +24,9 @@ func TestCommands(t *testing.T) {
 	good := write("good.yaml", "host: {id: h.example.com, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\n")
 	bad := write("bad.yaml", "hosst: {}\ningress: {upstream: nowhere}\n")
 	noSecret := write("secret.yaml", "host: {id: h.example.com, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\negress: {credentials: {secret: {file: /nonexistent/secret}}}\n")
+	pod := write("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: agent\nspec:\n  containers:\n    - name: agent\n      ports: [{name: http, containerPort: 8080}]\n")
+	hostNetwork := write("node.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: agent}\nspec: {hostNetwork: true, containers: [{name: agent}]}\n")
+	t.Setenv("WOPPROXY_TEST_CONFIG", "host: {id: v.example.com, wellKnownUrl: https://v.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\n")
 	tests := []struct {
 		name           string
 		args           []string
@@ -50,6 +53,18 @@ func TestCommands(t *testing.T) {
 		{"ancestry of nowhere", []string{"ancestry", "run_x"}, 2, "", "one of -host, -store and -admin"},
 		{"ancestry at an admin listener that is down", []string{"ancestry", "run_x", "-admin", "http://127.0.0.1:1"}, 1, "", "ask http://127.0.0.1:1"},
 		{"ancestry at what is none", []string{"ancestry", "run_x", "-admin", "%"}, 1, "", "-admin:"},
+		{"check a variable", []string{"check", "-config-env", "WOPPROXY_TEST_CONFIG"}, 0, "configuration: ok, host v.example.com", ""},
+		{"a variable outranks a file", []string{"check", "-config", good, "-config-env", "WOPPROXY_TEST_CONFIG"}, 0, "good.yaml: ok, host v.example.com", ""},
+		{"check a variable that is not set", []string{"check", "-config-env", "WOPPROXY_TEST_NONE"}, 1, "", "no variable WOPPROXY_TEST_NONE"},
+		{"serve a variable that is not set", []string{"serve", "-config-env", "WOPPROXY_TEST_NONE"}, 1, "", "no variable WOPPROXY_TEST_NONE"},
+		{"inject", []string{"inject", "-f", pod, "-image", "w:1", "-set", "drain=0s"}, 0, "image: w:1", ""},
+		{"inject and take back", []string{"inject", "-f", pod, "--uninject"}, 0, "name: agent", ""},
+		{"inject no manifest", []string{"inject"}, 2, "", "say with -f which manifest"},
+		{"inject a missing file", []string{"inject", "-f", filepath.Join(dir, "none.yaml")}, 1, "", "none.yaml"},
+		{"inject what can't be", []string{"inject", "-f", hostNetwork}, 1, "", "nothing is printed:\nPod agent (document 1): it has hostNetwork"},
+		{"inject with a setting that is none", []string{"inject", "-f", pod, "-set", "carry=ruby"}, 2, "", "want one of off, node"},
+		{"inject with half a setting", []string{"inject", "-f", pod, "-set", "carry"}, 2, "", "want KEY=VALUE"},
+		{"inject with a configuration that is none", []string{"inject", "-f", pod, "-config", bad}, 1, "", "hosst: unknown key"},
 		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
 	}
 	for _, tt := range tests {

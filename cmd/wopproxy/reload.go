@@ -38,7 +38,7 @@ func (m *reloadMetrics) register(reg prometheus.Registerer) {
 // ends. Call it before anybody is told that the program serves: SIGHUP kills
 // a process that does not listen for it.
 func (s *sidecar) watch() func(context.Context) error {
-	if s.file == "" {
+	if s.source.file == "" {
 		return func(context.Context) error { return nil }
 	}
 	hup := make(chan os.Signal, 1)
@@ -46,7 +46,7 @@ func (s *sidecar) watch() func(context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
 		// The directory: a ConfigMap is replaced by a rename beside the file.
-		err = watcher.Add(filepath.Dir(s.file))
+		err = watcher.Add(filepath.Dir(s.source.file))
 	}
 	var changed <-chan fsnotify.Event
 	var failed <-chan error
@@ -92,12 +92,12 @@ func (s *sidecar) reloadNow() {
 	err := s.adopt()
 	if err != nil {
 		s.reloads.ok.Set(0)
-		s.log.Error("configuration not reloaded; the old one stays in force", "file", s.file, "err", err)
+		s.log.Error("configuration not reloaded; the old one stays in force", "file", s.source.file, "err", err)
 	}
 }
 
 func (s *sidecar) adopt() error {
-	next, err := config.Load(s.file)
+	next, err := s.source.load()
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (s *sidecar) adopt() error {
 		return err
 	}
 	if err := s.proxy.SetPolicy(proxyPolicy(next, sec)); err != nil {
-		return fmt.Errorf("%s: %w", s.file, err)
+		return fmt.Errorf("%s: %w", s.source.file, err)
 	}
 	s.secrets.Store(sec)
 	s.config.Store(next)
@@ -117,6 +117,6 @@ func (s *sidecar) adopt() error {
 		s.log.Warn("configuration reloaded; some changes take a restart", "keys", strings.Join(keys, " "))
 		return nil
 	}
-	s.log.Info("configuration reloaded", "file", s.file)
+	s.log.Info("configuration reloaded", "file", s.source.file)
 	return nil
 }

@@ -28,9 +28,9 @@ type lookupEnv func(name string) (value string, ok bool)
 // sidecar is one wopproxy: everything is open and bound, and nothing is served
 // until run.
 type sidecar struct {
-	file string // watched for changes; empty: not at all
-	env  lookupEnv
-	log  *slog.Logger
+	source configSource // what is read again when it changes
+	env    lookupEnv
+	log    *slog.Logger
 
 	started  *config.Config                // what takes a restart to change is read here
 	config   atomic.Pointer[config.Config] // the newest, for the rest
@@ -50,7 +50,10 @@ type sidecar struct {
 }
 
 // listeners are the addresses that a sidecar serves on.
-type listeners struct{ ingress, egress, admin net.Listener }
+type listeners struct {
+	ingress, egress, admin net.Listener
+	health                 net.Listener // nil: none is configured
+}
 
 // listen binds all of them, before anything is served: a start works or fails
 // as a whole.
@@ -64,7 +67,11 @@ func listen(c *config.Config) (*listeners, error) {
 		{"ingress.listen", c.Ingress.Listen, &l.ingress},
 		{"egress.listen", c.Egress.Listen, &l.egress},
 		{"admin.listen", c.Admin.Listen, &l.admin},
+		{"admin.health", c.Admin.Health, &l.health},
 	} {
+		if b.addr == "" {
+			continue
+		}
 		ln, err := net.Listen("tcp", string(b.addr))
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w: choose an address of this machine that no other program uses", b.key, err), l.close())
@@ -76,7 +83,7 @@ func listen(c *config.Config) (*listeners, error) {
 
 func (l *listeners) close() error {
 	var errs []error
-	for _, ln := range []net.Listener{l.ingress, l.egress, l.admin} {
+	for _, ln := range []net.Listener{l.ingress, l.egress, l.admin, l.health} {
 		if ln != nil {
 			errs = append(errs, ln.Close())
 		}
@@ -143,13 +150,19 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 
 // run serves until ctx ends, then stops in the order that loses nothing: unready
 // first, then go on serving while load balancers notice, finish what is in
-// flight, store what is queued, close the store; the admin listener goes last,
+// flight, store what is queued, close the store; the admin listeners go last,
 // so that metrics can be scraped to the end.
 func (s *sidecar) run(ctx context.Context) error {
 	c := s.started
 	late := context.WithoutCancel(ctx) // what outlives ctx is stopped below, in turn
 	admin := begin(late, func(ctx context.Context) error {
 		return serve(ctx, s.admin, s.adminHandler(c), s.adminServer())
+	})
+	health := begin(late, func(ctx context.Context) error {
+		if s.health == nil {
+			return nil
+		}
+		return serve(ctx, s.health, s.healthHandler(), s.adminServer())
 	})
 	recorder := begin(late, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
 	pruner := begin(late, s.prune)
@@ -173,7 +186,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	case <-traffic.done: // a listener has failed
 		s.draining.Store(true)
 	}
-	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop())
+	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop(), health.stop())
 	s.log.InfoContext(ctx, "stopped")
 	return err
 }

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/wopproxy/wopproxy/deploy/inject"
+)
+
+const injectManual = `inject -f FILE [-set KEY=VALUE] [-image IMAGE]
+       wopproxy inject -f FILE -uninject
+
+Puts a wopproxy beside the host in each pod of a Kubernetes manifest, and prints
+the manifest: wopproxy inject -f FILE | kubectl apply -f -. FILE may be -, for
+standard input, and hold YAML or JSON, several documents and Lists. What has no
+pods passes as it is.
+
+A pod says by annotations (wopproxy.dev/KEY) what it wants, and by the label
+wopproxy.dev/inject: "false" that it wants none. -set is for all pods that say
+nothing; deploy/README.md lists the keys. What is injected is taken back with
+-uninject, and anew with each run.
+
+Where a pod can't be injected safely nothing is printed, stderr says which and what
+to do, and it exits 1. Other notes on stderr are for you to know.
+
+`
+
+func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) error {
+	o := inject.Options{Settings: map[string]string{}}
+	f := newFlags("inject", injectManual, stderr)
+	file := f.String("f", "", "`file` with the manifest; - for standard input")
+	f.StringVar(&o.Image, "image", defaultImage(), "`image` of the sidecar")
+	sidecarSettings(f, o.Settings)
+	defaults := f.String("config", "", "`file` with configuration for all sidecars, a part of wopproxy.yaml (default none)")
+	uninject := f.Bool("uninject", false, "take back what was injected")
+	if _, err := parse(f, args, 0); err != nil {
+		return err
+	}
+	if *file == "" {
+		fmt.Fprintln(stderr, "wopproxy inject: say with -f which manifest, - for standard input")
+		return errUsage
+	}
+	manifest, err := readManifest(*file)
+	if err != nil {
+		return err
+	}
+	if *defaults != "" {
+		if o.Config, err = os.ReadFile(*defaults); err != nil {
+			return fmt.Errorf("-config: %w", err)
+		}
+	}
+	var notes []inject.Note
+	if *uninject {
+		manifest, notes, err = inject.Uninject(manifest)
+	} else {
+		manifest, notes, err = inject.Inject(manifest, o)
+	}
+	for _, n := range notes {
+		fmt.Fprintln(stderr, n)
+	}
+	if err != nil {
+		return fmt.Errorf("nothing is printed:\n%w", err)
+	}
+	_, err = stdout.Write(manifest)
+	return err
+}
+
+// sidecarSettings adds the flag that sets what pods leave open.
+func sidecarSettings(f interface {
+	Func(name, usage string, fn func(string) error)
+}, settings map[string]string) {
+	f.Func("set", "`KEY=VALUE` of a setting for pods that say nothing else; repeatable", func(s string) error {
+		key, value, ok := strings.Cut(s, "=")
+		if !ok {
+			return fmt.Errorf("want KEY=VALUE, such as carry=auto")
+		}
+		settings[key] = value
+		return inject.Check(settings)
+	})
+}
+
+func readManifest(file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(file)
+}
+
+// defaultImage is the one that goes with this program.
+func defaultImage() string {
+	version, _ := build()
+	if version == "devel" {
+		version = "latest"
+	}
+	return "ghcr.io/wopproxy/wopproxy:" + strings.TrimPrefix(version, "v")
+}

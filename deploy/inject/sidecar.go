@@ -1,0 +1,273 @@
+package inject
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/wopproxy/wopproxy/config"
+)
+
+// Where the sidecar has its files.
+const (
+	configDir    = "/etc/wopproxy"     // the user's ConfigMap
+	configFile   = "wopproxy.yaml"     // in it
+	linksDir     = "/var/lib/wopproxy" // the store
+	shareDir     = "/run/wopproxy"     // what the containers read: roots and shims
+	authorityDir = "/run/wopproxy-ca"  // the key that signs certificates for the containers
+	bundleFile   = "/run/wopproxy/bundle.pem"
+	configEnv    = "WOPPROXY_CONFIG"
+	readersEnv   = "WOPPROXY_BEARER"
+	namespaceRef = "$(POD_NAMESPACE)" // which the kubelet fills in
+	user         = 65532              // as in the image
+)
+
+// Volumes of the sidecar.
+const (
+	linksVolume     = sidecarName + "-links"
+	shareVolume     = sidecarName + "-share"
+	authorityVolume = sidecarName + "-ca"
+	configVolume    = sidecarName + "-config"
+)
+
+// shares reports whether the containers read files of the sidecar.
+func (p *plan) shares() bool { return p.s["carry"] != "off" || p.intercepts() }
+
+func (p *plan) intercepts() bool { return len(p.s.list("intercept")) > 0 }
+
+// sidecar returns the container.
+func (p *plan) sidecar() (object, error) {
+	text, err := p.config()
+	if err != nil {
+		return nil, err
+	}
+	args := []any{"serve", "-config-env", configEnv}
+	if p.s["config-map"] != "" {
+		args = append(args, "-config", configDir+"/"+configFile)
+	}
+	if p.shares() {
+		args = append(args, "-share", shareDir)
+	}
+	image := p.s["image"]
+	if image == "" {
+		image = p.o.Image
+	}
+	c := object{
+		"name": sidecarName, "image": image, "args": args, "restartPolicy": "Always",
+		"env":   p.sidecarEnv(text),
+		"ports": p.sidecarPorts(),
+		// Startup holds the containers back until their roots and shims are written.
+		"startupProbe":   probe("/startupz", object{"periodSeconds": 1, "failureThreshold": 60}),
+		"livenessProbe":  probe("/livez", object{"periodSeconds": 10, "timeoutSeconds": 5}),
+		"readinessProbe": probe("/readyz", object{"periodSeconds": 5, "timeoutSeconds": 5}),
+		"resources":      p.resources(),
+		"securityContext": object{
+			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "privileged": false,
+			"runAsNonRoot": true, "runAsUser": user, "runAsGroup": user,
+			"capabilities": object{"drop": []any{"ALL"}}, "seccompProfile": object{"type": "RuntimeDefault"},
+		},
+		"volumeMounts": p.sidecarMounts(),
+	}
+	if policy := p.s["image-pull-policy"]; policy != "" {
+		c["imagePullPolicy"] = policy
+	}
+	return c, nil
+}
+
+func probe(path string, more object) object {
+	more["httpGet"] = object{"path": path, "port": "wopproxy-health"}
+	return more
+}
+
+func (p *plan) sidecarEnv(text string) []any {
+	field := func(name, path string) object {
+		return object{"name": name, "valueFrom": object{"fieldRef": object{"fieldPath": path}}}
+	}
+	env := []any{
+		field("POD_NAMESPACE", "metadata.namespace"), field("POD_NAME", "metadata.name"), // before who refers to them
+		object{"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "k8s.namespace.name=" + namespaceRef + ",k8s.pod.name=$(POD_NAME)"},
+	}
+	if secret := p.s["bearer-secret"]; secret != "" {
+		env = append(env, object{"name": readersEnv, "valueFrom": object{"secretKeyRef": object{"name": secret, "key": "token"}}})
+	}
+	return append(env, object{"name": configEnv, "value": text})
+}
+
+func (p *plan) sidecarPorts() (list []any) {
+	if p.port != nil {
+		name := p.port.name
+		if name == "" {
+			name = sidecarName
+		}
+		list = append(list, object{"name": name, "containerPort": p.ports.ingress})
+	}
+	return append(list, object{"name": "wopproxy-health", "containerPort": p.ports.health})
+}
+
+func (p *plan) resources() object {
+	r := object{}
+	for _, kind := range []string{"request", "limit"} {
+		amounts := object{}
+		for _, of := range []string{"cpu", "memory"} {
+			if v := p.s[of+"-"+kind]; v != "" {
+				amounts[of] = v
+			}
+		}
+		if len(amounts) > 0 {
+			r[kind+"s"] = amounts
+		}
+	}
+	return r
+}
+
+func (p *plan) sidecarMounts() []any {
+	links := linksVolume
+	if name, ok := strings.CutPrefix(p.s["store"], "volume/"); ok {
+		links = name
+	}
+	list := []any{object{"name": links, "mountPath": linksDir}}
+	if p.shares() {
+		list = append(list, object{"name": shareVolume, "mountPath": shareDir})
+	}
+	if p.intercepts() {
+		list = append(list, object{"name": authorityVolume, "mountPath": authorityDir})
+	}
+	if p.s["config-map"] != "" {
+		list = append(list, object{"name": configVolume, "mountPath": configDir, "readOnly": true})
+	}
+	return list
+}
+
+// volumes returns those that the pod has not.
+func (p *plan) volumes() (list []object) {
+	memory := func(name, limit string) object {
+		return object{"name": name, "emptyDir": object{"medium": "Memory", "sizeLimit": limit}}
+	}
+	switch p.s["store"] {
+	case "pod":
+		list = append(list, object{"name": linksVolume, "emptyDir": object{}})
+	case "memory":
+		list = append(list, memory(linksVolume, "256Mi"))
+	}
+	if p.shares() {
+		list = append(list, memory(shareVolume, "16Mi"))
+	}
+	if p.intercepts() {
+		list = append(list, memory(authorityVolume, "1Mi"))
+	}
+	if name := p.s["config-map"]; name != "" {
+		list = append(list, object{"name": configVolume, "configMap": object{"name": name}})
+	}
+	return list
+}
+
+// config returns the text of the sidecar's configuration, as the kubelet expands it.
+func (p *plan) config() (string, error) {
+	all := object{}
+	if p.s["config-map"] == "" {
+		if err := yaml.Unmarshal(p.o.Config, &all); err != nil {
+			return "", fmt.Errorf("the configuration for all sidecars is not YAML: %w", err)
+		}
+	}
+	merge(all, p.generated())
+	text := strings.Join((&splicer{}).block(all, 0, 0), "\n") + "\n"
+	if _, err := config.Parse(strings.NewReader(strings.ReplaceAll(text, namespaceRef, "namespace"))); err != nil {
+		return "", fmt.Errorf("the annotations make no configuration:\n%w", err)
+	}
+	// The kubelet takes $(NAME) for a variable, and $$ for a dollar.
+	text = strings.ReplaceAll(text, "$", "$$")
+	return strings.ReplaceAll(text, "$"+namespaceRef, namespaceRef), nil
+}
+
+// merge puts what is in over into base.
+func merge(base, over object) {
+	for key, v := range over {
+		below, isObject := v.(object)
+		if under, ok := base[key].(object); ok && isObject {
+			merge(under, below)
+		} else {
+			base[key] = v
+		}
+	}
+}
+
+// generated is what the pod and its settings say.
+func (p *plan) generated() object {
+	c := object{
+		"host":        object{"id": p.hostID(), "wellKnownUrl": p.wellKnown()},
+		"ingress":     object{"listen": fmt.Sprintf(":%d", p.ports.ingress), "upstream": fmt.Sprintf("http://127.0.0.1:%d", p.ports.host)},
+		"egress":      object{"listen": fmt.Sprintf("127.0.0.1:%d", p.ports.egress)},
+		"admin":       object{"listen": fmt.Sprintf("127.0.0.1:%d", p.ports.admin), "health": fmt.Sprintf(":%d", p.ports.health)},
+		"ancestry":    object{"store": object{"bolt": object{"dir": linksDir}}},
+		"attribution": object{"singleFlight": p.s["single-flight"] == "true"},
+		// The sidecar is told to stop after the host has ended.
+		"drain": object{"delay": "0s", "timeout": p.drainTimeout().String()},
+	}
+	if p.port == nil { // nobody shall call what nobody answers
+		c["ingress"].(object)["listen"] = fmt.Sprintf("127.0.0.1:%d", p.ports.ingress)
+	}
+	if p.intercepts() {
+		merge(c, object{"egress": object{"intercept": p.s.list("intercept"), "ca": object{
+			"cert": authorityDir + "/ca.pem", "key": authorityDir + "/ca-key.pem", "create": true, "bundle": bundleFile,
+		}}})
+	}
+	if routes := p.s.list("runs-start"); len(routes) > 0 {
+		merge(c, object{"runs": object{"start": routes}})
+	}
+	if endpoint := p.s["otlp-endpoint"]; endpoint != "" {
+		merge(c, object{"tracing": object{"otlp": object{"endpoint": endpoint}}})
+	}
+	if p.s["bearer-secret"] != "" {
+		merge(c, object{"ancestry": object{"auth": object{"bearer": object{"env": readersEnv}}}})
+	}
+	return c
+}
+
+func (p *plan) hostID() string {
+	if id := p.s["host-id"]; id != "" {
+		return id
+	}
+	return namespaceRef + "/" + p.w.workloadName()
+}
+
+// wellKnown is where others find the host's discovery document: at the Service that
+// leads to it, of which the one of the same name is the best guess.
+func (p *plan) wellKnown() string {
+	if url := p.s["well-known-url"]; url != "" {
+		return url
+	}
+	service, number := p.w.workloadName(), ""
+	for _, s := range p.services {
+		for _, e := range objects(s, "spec", "ports") {
+			if p.port != nil && (e["targetPort"] == p.port.name || e["targetPort"] == p.port.number || e["targetPort"] == nil && e["port"] == p.port.number) {
+				service, number = text(s, "metadata", "name"), ""
+				if e["port"] != 80 {
+					number = fmt.Sprintf(":%v", e["port"])
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("http://%s.%s.svc%s/.well-known/openwop", service, namespaceRef, number)
+}
+
+// grace is how long the pod may take to stop.
+func (p *plan) grace() time.Duration {
+	if seconds, ok := at(p.pod, "spec", "terminationGracePeriodSeconds").(int); ok {
+		return time.Duration(seconds) * time.Second
+	}
+	return 30 * time.Second
+}
+
+// sleep is how long the host goes on serving after the pod was deleted. It never
+// takes more than half of the time that there is.
+func (p *plan) sleep() time.Duration {
+	d, _ := time.ParseDuration(p.s["drain"]) // checked
+	return min(d, (p.grace() / 2).Truncate(time.Second))
+}
+
+// drainTimeout leaves the host as much time to end as there is.
+func (p *plan) drainTimeout() time.Duration {
+	return max(time.Second, min(20*time.Second, p.grace()-p.sleep()-5*time.Second))
+}
