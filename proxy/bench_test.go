@@ -74,8 +74,8 @@ func exchanges(b *testing.B, tr *http.Transport, target string, body []byte, hea
 	}
 }
 
-// storeless is a Recorder whose links are durable at once: the data path is to be
-// measured, and not a store.
+// storeless is a Recorder whose links are durable at once, and forgotten: the data
+// path is to be measured, and not a store.
 type storeless struct {
 	*ancestry.Recorder
 	done ancestry.Commit
@@ -83,20 +83,22 @@ type storeless struct {
 
 func (r storeless) Record(ancestry.Link) ancestry.Commit { return r.done }
 
-func benchSidecar(b *testing.B, to string, tune ...func(*Options, *Policy)) *sidecar {
+// unstored tunes a sidecar to a recorder that keeps nothing.
+func unstored(t testing.TB) func(*Options, *Policy) {
 	rec := ancestry.NewRecorder(ancestry.NewMemory(), ancestry.RecorderOptions{})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); rec.Run(ctx) }()
-	b.Cleanup(func() { stop(); <-done })
+	t.Cleanup(func() { stop(); <-done })
 	commit := rec.Record(ancestry.Link{Run: "r", Reason: reasonNoAncestry, Time: time.Now()})
-	if err := commit.Wait(b.Context()); err != nil {
-		b.Fatal(err)
+	if err := commit.Wait(t.Context()); err != nil {
+		t.Fatal(err)
 	}
-	return newSidecar(b, "agent.example.com", "http://"+to, append(tune, func(o *Options, _ *Policy) {
-		o.Recorder = storeless{rec, commit}
-		o.Quarantine = -1
-	})...)
+	return func(o *Options, _ *Policy) { o.Recorder = storeless{rec, commit} }
+}
+
+func benchSidecar(b *testing.B, to string, tune ...func(*Options, *Policy)) *sidecar {
+	return newSidecar(b, "agent.example.com", "http://"+to, append(tune, unstored(b), func(o *Options, _ *Policy) { o.Quarantine = -1 })...)
 }
 
 var (

@@ -1,15 +1,21 @@
 package proxy
 
 import (
+	"encoding/base64"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
@@ -337,5 +343,90 @@ func TestHostileRunIDsFromTheHost(t *testing.T) {
 			}
 			s.wantSeries(t, `wopproxy_abstentions_total{reason="no-live-run"}`, 1)
 		})
+	}
+}
+
+// parents counts the links that name a parent, and keeps none.
+type parents struct {
+	Recorder
+	n int
+}
+
+func (p *parents) Record(l ancestry.Link) ancestry.Commit {
+	if l.Parent() != nil || l.Host != "" {
+		p.n++
+	}
+	return p.Recorder.Record(l)
+}
+
+// A million run ids that nobody has given out, in every place where one may stand,
+// cost no memory that stays, and none of them becomes a parent. What the host says
+// of its own runs is taken, and forgotten when it is sent.
+func TestForgedRunIDs(t *testing.T) {
+	const forged, members = 1_000_000, 60
+	rec := &parents{}
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", unstored(t), func(o *Options, p *Policy) {
+		rec.Recorder, o.Recorder = o.Recorder, rec
+		o.Quarantine, o.MaxBindings, o.MaxTasks, o.MaxHandoffs = -1, 1000, 1000, 1000
+		p.TrustCaller, p.Secret = netip.MustParsePrefix("198.51.100.0/24").Contains, "secret"
+	})
+	ids := 0
+	next := func() string { ids++; return strconv.Itoa(ids) }
+	list := func(last string) string {
+		var b strings.Builder
+		for range members {
+			b.WriteString(`"` + next() + `";host="peer.example.com";cause=mcp-tool-call, `)
+		}
+		return b.String() + last
+	}
+	state := "wop=" + s.runs.State(&attribution.Run{First: "run-"})
+	const in, out, chat, callee, stranger, friend = ingress, egress, "/chat", "http://peer/mcp", "192.0.2.1:1", "198.51.100.1:1"
+	ways := []struct {
+		dir       direction
+		url, from string
+		header    func(h http.Header)
+		taken     bool // it is the host's word
+	}{
+		{in, chat, stranger, func(h http.Header) { h["Run-Ancestry"] = []string{list(goodAncestry)} }, false},
+		{in, chat, friend, func(h http.Header) { h["Run-Ancestry"] = []string{list("garbage")} }, false},
+		{in, chat, friend, func(h http.Header) { h["Run-Id"] = []string{next()} }, false},
+		{in, "/other", friend, func(h http.Header) { h["Run-Id"] = []string{next()} }, false},
+		{in, chat, friend, func(h http.Header) { h["Traceparent"], h["Tracestate"] = []string{traced}, []string{state + next()} }, false},
+		{in, "/_run/" + next() + "/http://peer/mcp", friend, func(http.Header) {}, false},
+		{out, callee, "", func(h http.Header) { h["Traceparent"], h["Tracestate"] = []string{traced}, []string{state + next()} }, false},
+		{out, callee, "", func(h http.Header) { h["Run-Ancestry"] = []string{list(goodAncestry)} }, false},
+		{out, callee, "", func(h http.Header) { h["Mcp-Session-Id"] = []string{next()} }, false},
+		{out, callee, "", func(h http.Header) {
+			h["Proxy-Authorization"] = []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(next()+":guess"))}
+		}, false},
+		{out, callee, "", func(h http.Header) { h["Run-Id"] = []string{next()} }, true},
+		{out, "/_run/", "", func(http.Header) {}, true},
+	}
+	var held uint64
+	for i := 0; ids < forged; i++ {
+		if ids > forged/5 && held == 0 {
+			held = heap()
+		}
+		way := ways[i%len(ways)]
+		if way.url == "/_run/" {
+			way.url += next() + "/" + callee
+		}
+		r := httptest.NewRequest(http.MethodPost, way.url, nil)
+		if way.header(r.Header); way.url != chat {
+			r.Header.Set("Content-Type", "application/json")
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(call)), int64(len(call))
+		}
+		r.RemoteAddr = way.from
+		run := s.passes(way.dir, r, []byte(`{"jsonrpc":"2.0","id":1,"result":{}}`))
+		named := run != nil && string(run.ID()) == strconv.Itoa(ids)
+		if named != way.taken || run != nil && run.Chain.Parent() != nil || way.dir == egress && run != nil && !way.taken {
+			t.Fatalf("%s %s %v: the run is %+v", way.dir, way.url, r.Header, run)
+		}
+	}
+	if after := heap(); after > held+4<<20 {
+		t.Errorf("%d bytes are held after %d ids, %d after a fifth of them", after, forged, held)
+	}
+	if live, bindings := s.runs.Len(); live != 0 || bindings > 1000 || rec.n != 0 {
+		t.Errorf("%d live runs, %d bindings, %d links with a parent, want none but bindings", live, bindings, rec.n)
 	}
 }

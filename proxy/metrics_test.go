@@ -1,18 +1,23 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 )
 
 // everyKind sends traffic of each kind through the sidecar of a host that is at
@@ -101,12 +106,55 @@ func TestMetricsAreThereFromTheStart(t *testing.T) {
 	}
 }
 
+// spanSizes measures the spans that it is given, and keeps none.
+type spanSizes struct{ spans, longest int }
+
+func (s *spanSizes) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
+	for _, span := range spans {
+		s.spans++
+		s.longest = max(s.longest, len(span.Name()))
+		for _, a := range span.Attributes() {
+			s.longest = max(s.longest, len(a.Value.AsString()))
+		}
+	}
+	return nil
+}
+
+func (s *spanSizes) Shutdown(context.Context) error { return nil }
+
+// passes takes a request through every step of an exchange but the network, and
+// returns the run that it was found to belong to.
+func (s *sidecar) passes(dir direction, r *http.Request, answer []byte) *attribution.Run {
+	x := s.begin(dir, r)
+	if dir == ingress {
+		x.read(r)
+		x.arrive(r)
+	} else {
+		if run, target, _ := basePath(r); target != nil {
+			x.clues.BasePath, r.URL = run, target
+		}
+		x.clues.Credential = credential(x.policy, r)
+		x.leave(r)
+	}
+	x.prepare(r)
+	x.learn(answer, true)
+	x.end(r)
+	return x.run
+}
+
 // Names that peers invent (tools, methods, error codes, ids, hosts, paths) make no
-// new series, however many there are. The exchanges take every step that those of
-// the listeners take, but for the network.
+// new series, however many there are, and no more memory is held of the last of
+// them than of the first.
 func TestCardinalityIsFlat(t *testing.T) {
-	const names = 10_000
-	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(o *Options, _ *Policy) { o.Quarantine = -1 })
+	few, names := 16, 100_000
+	if testing.Short() {
+		names = 20_000
+	}
+	sizes := &spanSizes{}
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", unstored(t), func(o *Options, _ *Policy) {
+		o.Quarantine, o.MaxBindings, o.MaxTasks, o.MaxHandoffs = -1, 1000, 1000, 1000
+		o.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(sizes))
+	})
 	send := func(i int) {
 		method := []string{"tools/call", fmt.Sprintf("tools/x%d", i), fmt.Sprintf("notifications/x%d", i), "message/send"}[i/2%4]
 		body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{"name":"tool%d","message":{"messageId":"m%d"}}}`, method, i, i)
@@ -120,16 +168,7 @@ func TestCardinalityIsFlat(t *testing.T) {
 			dir = egress
 			r.Header.Set("Run-Id", fmt.Sprintf("run-%d", i))
 		}
-		x := s.begin(dir, r)
-		if x.dir == ingress {
-			x.read(r)
-			x.arrive(r)
-		} else {
-			x.leave(r)
-		}
-		x.prepare(r)
-		x.learn(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"error":{"code":%d,"message":"m"}}`, 1000*i+7), true)
-		x.end(r)
+		s.passes(dir, r, fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"error":{"code":%d,"message":"m"}}`, 1000*i+7))
 	}
 	count := func() (n int) {
 		families, err := s.reg.Gather()
@@ -141,16 +180,35 @@ func TestCardinalityIsFlat(t *testing.T) {
 		}
 		return n
 	}
-	for i := range 16 {
+	var series int
+	var held uint64
+	for i := range names {
+		switch i {
+		case few:
+			series = count()
+		case names / 5: // when every table is full
+			held = heap()
+		}
 		send(i)
 	}
-	before := count()
-	for i := 16; i < names; i++ {
-		send(i)
+	if after := count(); after != series {
+		t.Errorf("%d series after %d names, %d after %d", after, names, series, few)
 	}
-	if after := count(); after != before {
-		t.Errorf("%d series after %d names, %d after 16", after, names, before)
+	if after := heap(); after > held+4<<20 {
+		t.Errorf("%d bytes are held after %d names, %d after a fifth of them", after, names, held)
 	}
-	s.wantSeries(t, `wopproxy_exchanges_total{direction="ingress",outcome="answered",protocol="mcp"}`, names*3/8)
-	s.wantSeries(t, `wopproxy_exchanges_total{direction="egress",outcome="answered",protocol="a2a"}`, names/8)
+	if sizes.spans < names/2 || sizes.longest > 100 {
+		t.Errorf("%d spans, with texts of up to %d bytes", sizes.spans, sizes.longest)
+	}
+	s.wantSeries(t, `wopproxy_exchanges_total{direction="ingress",outcome="answered",protocol="mcp"}`, float64(names*3/8))
+	s.wantSeries(t, `wopproxy_exchanges_total{direction="egress",outcome="answered",protocol="a2a"}`, float64(names/8))
+}
+
+// heap is how many bytes are held, once the garbage is gone.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // what pools have let go the first time
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
