@@ -4,6 +4,14 @@
 # modules are not the program's.
 GOLANGCI_LINT = v2.15.0
 GOVULNCHECK = v1.8.0
+HELM = v3.22.0
+KUBECONFORM = v0.8.0
+ACTIONLINT = v1.7.12
+GORELEASER = v2.16.0
+# Modules that schemas are taken from.
+KUBERNETES = v1.36.3
+PROMETHEUS_OPERATOR = v0.92.1
+CERT_MANAGER = v1.19.2
 BENCHSTAT = v0.0.0-20260908200009-22c9c6c9d4da
 
 FUZZTIME = 20s
@@ -26,5 +34,6 @@ bench: ; go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -count $(
 # The benchmarks of the hot pieces beside what is recorded, and recording anew.
 guard: ; go run ./test/bench -guard
 figures: ; go run ./test/bench -record
-# Rewrites what tests compare with: the schema of the configuration, golden files.
-generate: ; go test ./config ./proxy/internal/wire ./cmd/wopproxy ./deploy/inject -run . -update
+# Rewrites what tests compare with: schemas, golden files, what is made of the chart's
+# values. What the chart renders takes helm.
+generate: ; go test ./config ./proxy/internal/wire ./cmd/wopproxy ./deploy/inject ./charts -run . -update

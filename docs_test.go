@@ -24,7 +24,10 @@ import (
 )
 
 // documents are the texts that are held to what the program does.
-var documents = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CONFORMANCE.md", "deploy/README.md", "deploy/alerts/README.md", "deploy/compose/README.md", "deploy/inject/README.md"}
+var documents = []string{
+	"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CONFORMANCE.md", "deploy/README.md", "deploy/alerts/README.md",
+	"deploy/compose/README.md", "deploy/inject/README.md", "deploy/kubernetes/README.md", "charts/wopproxy/README.md",
+}
 
 func read(t *testing.T, name string) string {
 	t.Helper()

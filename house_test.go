@@ -34,6 +34,7 @@ var rooms = map[string][]string{
 	"ancestry/ancestrytest": {"ancestry", "github.com/google/go-cmp"},
 	"ancestry/boltstore":    {"ancestry", "go.etcd.io/bbolt"},
 	"carry":                 {},
+	"charts":                {},
 	"cmd/wopproxy": {
 		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "proxy",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
