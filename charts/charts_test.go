@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +21,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"gopkg.in/yaml.v3"
 
-	"github.com/wopproxy/wopproxy/config"
+	"github.com/wopproxy/wopproxy/deploy/inject"
 )
 
 var update = flag.Bool("update", false, "rewrite what is made of something else")
@@ -178,7 +177,13 @@ func TestSchema(t *testing.T) {
 		}
 		return at
 	}
-	property("sidecar")["properties"].(map[string]any)["config"] = sidecarConfig(t)
+	settings := map[string]any{}
+	for _, s := range inject.Settings {
+		settings[s.Key] = map[string]any{"type": []string{"string", "integer", "boolean"}}
+	}
+	sidecar := property("sidecar")["properties"].(map[string]any)
+	sidecar["settings"] = map[string]any{"type": "object", "additionalProperties": false, "properties": settings}
+	sidecar["config"] = sidecarConfig(t)
 	var want bytes.Buffer
 	enc := json.NewEncoder(&want)
 	enc.SetEscapeHTML(false)
@@ -536,30 +541,32 @@ func fits(t *testing.T, all []object, deployment object) {
 	if i < 0 {
 		t.Fatalf("no ConfigMap %s", service.name())
 	}
-	loads(t, all[i].at("data", filepath.Base(says("config"))).(string))
+	settings := map[string]string{}
+	for _, a := range args {
+		if set, ok := strings.CutPrefix(a, "-set="); ok {
+			key, value, _ := strings.Cut(set, "=")
+			settings[key] = value
+		}
+	}
+	if says("image") != container["image"] {
+		t.Errorf("sidecars run %s, the injector %s", says("image"), container["image"])
+	}
+	injects(t, says("image"), all[i].at("data", filepath.Base(says("config"))).(string), settings)
 }
 
-// loads has the program read the defaults of all sidecars, as the injector completes
-// them.
-func loads(t *testing.T, text string) {
+// injects has the program put a sidecar into a pod with what the injector is told:
+// configuration and settings for all pods.
+func injects(t *testing.T, image, config string, settings map[string]string) {
 	t.Helper()
-	c := map[string]any{}
-	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
-	maps.Copy(c, map[string]any{"host": map[string]any{"id": "host", "wellKnownUrl": "http://host.svc/.well-known/openwop"}})
-	ingress, _ := c["ingress"].(map[string]any)
-	if ingress == nil {
-		ingress = map[string]any{}
-	}
-	ingress["upstream"] = "http://127.0.0.1:8080"
-	c["ingress"] = ingress
-	whole, err := yaml.Marshal(c)
+	pod := "apiVersion: v1\nkind: Pod\nmetadata: {name: agent}\nspec: {containers: [{name: host, image: host, ports: [{name: http, containerPort: 8080}]}]}\n"
+	out, _, err := inject.Inject([]byte(pod), inject.Options{Image: image, Config: []byte(config), Settings: settings})
 	if err != nil {
-		t.Fatal(err)
+		t.Errorf("the injector can't use what it is told: %v", err)
+		return
 	}
-	if _, err := config.Parse(bytes.NewReader(whole)); err != nil {
-		t.Errorf("the program does not take sidecar.config: %v\n%s", err, whole)
+	sidecars, _ := one(t, parse(t, out), "Pod").at("spec", "initContainers").([]any)
+	if len(sidecars) != 1 || sidecars[0].(map[string]any)["image"] != image {
+		t.Errorf("the pod's sidecars are %v, want one of %s", sidecars, image)
 	}
 }
 
