@@ -57,6 +57,7 @@ var rooms = map[string][]string{
 	"test/e2e":                   {},
 	"test/internal/program":      {},
 	"test/internal/rawhttp":      {},
+	"test/picture":               {"test/internal/program"},
 	"test/kill":                  {"test/internal/program"},
 	"test/soak":                  {"test/internal/program", "test/internal/rawhttp"},
 }

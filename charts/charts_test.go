@@ -420,8 +420,9 @@ func sound(t *testing.T, all []object) {
 		}
 		names[id] = true
 		global := slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "Namespace"}, o.kind())
-		if !global && o.at("metadata", "namespace") != namespace {
-			t.Errorf("%s is not in the namespace of the release", id)
+		hook := o.at("metadata", "annotations", "helm.sh/hook") == "test"
+		if within := o.at("metadata", "namespace") == namespace; !global && within == hook {
+			t.Errorf("%s is in the namespace of the release = %v", id, within)
 		}
 		switch o.kind() {
 		case "Deployment":
@@ -429,6 +430,7 @@ func sound(t *testing.T, all []object) {
 			fits(t, all, o)
 		case "Pod":
 			restricted(t, o.at("spec"))
+			tests(t, o)
 		case "PrometheusRule", "ConfigMap":
 			unexpanded(t, o)
 		}
@@ -459,6 +461,31 @@ func restricted(t *testing.T, spec any) {
 		if pod[forbidden] != nil {
 			t.Errorf("the pod has %s", forbidden)
 		}
+	}
+}
+
+// tests wants the pod of helm test to look where its sidecar answers.
+func tests(t *testing.T, pod object) {
+	t.Helper()
+	text, err := yaml.Marshal(map[string]any(pod))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := inject.Inject(text, inject.Options{Image: "wopproxy:test"})
+	if err != nil {
+		t.Fatalf("the pod of helm test can't be injected: %v", err)
+	}
+	spec := object(one(t, parse(t, out), "Pod").at("spec").(map[string]any))
+	sidecar := object(spec["initContainers"].([]any)[0].(map[string]any))
+	health := ""
+	for _, p := range sidecar["ports"].([]any) {
+		if p := p.(map[string]any); p["name"] == "wopproxy-health" {
+			health = fmt.Sprintf("http://127.0.0.1:%v/readyz", p["containerPort"])
+		}
+	}
+	want := []any{"health", "-url", health}
+	if diff := cmp.Diff(want, object(spec["containers"].([]any)[0].(map[string]any))["args"]); diff != "" {
+		t.Errorf("what helm test runs (-sidecar +pod):\n%s", diff)
 	}
 }
 

@@ -35,6 +35,7 @@ type service struct {
 	Ports        []string
 	Volumes      []string
 	Environment  map[string]string
+	Healthcheck  struct{ Test []string }
 }
 
 type compose struct {
@@ -111,6 +112,10 @@ func TestExampleFitsTogether(t *testing.T) {
 	}
 	if !slices.Contains(wop.Volumes, "./config:/etc/wopproxy:ro") || !slices.Contains(wop.Command, "/etc/wopproxy/wopproxy.yaml") {
 		t.Errorf("wopproxy is not given config/wopproxy.yaml: command %q, volumes %q", wop.Command, wop.Volumes)
+	}
+	// Without a URL it asks where admin listens by default.
+	if want := []string{"CMD", "/usr/bin/wopproxy", "health"}; !slices.Equal(wop.Healthcheck.Test, want) || port(t, c.Admin.Listen) != port(t, config.Default().Admin.Listen) {
+		t.Errorf("health check of wopproxy is %q with admin on %s, want %q and the default", wop.Healthcheck.Test, c.Admin.Listen, want)
 	}
 	for name, s := range all.Services {
 		if s.Build == "" && !regexp.MustCompile(`^\$\{HOST_IMAGE:\?|^[a-z0-9/.-]+:v?[0-9]+\.[0-9]+\.[0-9]+$`).MatchString(s.Image) {
