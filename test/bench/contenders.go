@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
@@ -326,18 +327,19 @@ func (s *stage) beginRuns(ctx context.Context, ingress string, sampled bool) (ru
 	defer cl.Close()
 	cl.takes(working.request(in, s.upstream.plain, ""), &working)
 	for range liveRuns {
-		run := ""
+		var values []string
 		if err := cl.exchange(numbers.Add(1), func(line []byte) {
 			if name, value, _ := strings.Cut(string(line), ":"); strings.EqualFold(name, "Run-Id") {
-				run = strings.TrimSpace(value)
+				values = append(values, strings.TrimSpace(value))
 			}
 		}); err != nil {
 			return nil, fmt.Errorf("begin a run: %w", err)
 		}
-		if run == "" {
-			return nil, errors.New("begin a run: the answer has no Run-Id")
+		run, _, err := ancestry.ParseRunIDHeader(values)
+		if err != nil {
+			return nil, fmt.Errorf("begin a run: %w", err)
 		}
-		runs = append(runs, run)
+		runs = append(runs, string(run))
 	}
 	return runs, nil
 }
