@@ -2,11 +2,13 @@ package proxy
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,6 +87,68 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// As many connections stay open as were needed at a time, and not two for each
+// next hop, by whichever transport they were opened.
+func TestManyConnectionsAreUsedAgain(t *testing.T) {
+	const many = 32
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("TLS=%v", secure), func(t *testing.T) {
+			var conns atomic.Int32
+			here, on := make(chan struct{}), make(chan struct{})
+			far := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				here <- struct{}{}
+				<-on
+			}))
+			far.Config.ConnState = func(_ net.Conn, st http.ConnState) {
+				if st == http.StateNew {
+					conns.Add(1)
+				}
+			}
+			start := far.Start
+			if secure {
+				start = far.StartTLS
+			}
+			start()
+			defer far.Close()
+			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) {
+				if secure {
+					o.Roots = x509.NewCertPool()
+					o.Roots.AddCert(far.Certificate())
+					p.OriginateTLS = func(string) bool { return true }
+				}
+			})
+			c := s.client()
+			for range 3 {
+				answers := make(chan error, many)
+				for range many {
+					go func() {
+						resp, err := c.Get("http://" + far.Listener.Addr().String())
+						if err == nil {
+							resp.Body.Close()
+						}
+						answers <- err
+					}()
+				}
+				for range many {
+					receive(t, here, "all requests to be there at a time")
+				}
+				for range many {
+					on <- struct{}{}
+				}
+				for range many {
+					if err := receive(t, answers, "the answers"); err != nil {
+						t.Error(err)
+					}
+				}
+				s.handled.wait(t)
+			}
+			if n := conns.Load(); n != many {
+				t.Errorf("three times %d requests at a time took %d connections, want %d", many, n, many)
+			}
+		})
 	}
 }
 

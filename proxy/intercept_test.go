@@ -681,6 +681,25 @@ func TestResumption(t *testing.T) {
 	}
 }
 
+// TestCertificateIsKept: who comes again, and resumes nothing, is shown the same
+// certificate.
+func TestCertificateIsKept(t *testing.T) {
+	up, roots := secureServer(t, func(http.ResponseWriter, *http.Request) {})
+	s := newInterceptingSidecar(t, roots)
+	var first *x509.Certificate
+	for range 3 {
+		c := s.trusting(t, s.roots(t), false)
+		resp, _ := post(t, c, up.URL+"/mcp", call, http.Header{"Run-Id": {"r-1"}})
+		shown := resp.TLS.PeerCertificates[0]
+		if first == nil {
+			first = shown
+		}
+		if !ours(resp.TLS) || resp.TLS.DidResume || !shown.Equal(first) {
+			t.Errorf("shown %v of %v, resumed: %v, want %v again", shown.SerialNumber, shown.Subject, resp.TLS.DidResume, first.SerialNumber)
+		}
+	}
+}
+
 func TestOriginateTLS(t *testing.T) {
 	up, roots := secureServer(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Header.Get("Traceparent")) })
 	s := newSidecar(t, "test.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) {
@@ -710,6 +729,10 @@ func TestCA(t *testing.T) {
 		}
 		if again, _ := ca.certificate(name); again != c {
 			t.Errorf("certificate for %s was made twice", name)
+		}
+		if c.Leaf.PublicKeyAlgorithm != x509.ECDSA || c.Leaf.SignatureAlgorithm != x509.ECDSAWithSHA256 {
+			// With RSA a new name costs a hundred times as much.
+			t.Errorf("certificate for %s has a key of %v, and is signed by %v", name, c.Leaf.PublicKeyAlgorithm, c.Leaf.SignatureAlgorithm)
 		}
 		if left := time.Until(c.Leaf.NotAfter); left > leafLifetime || time.Since(c.Leaf.NotBefore) < clockSkew {
 			t.Errorf("certificate for %s is valid from %v to %v", name, c.Leaf.NotBefore, c.Leaf.NotAfter)

@@ -93,45 +93,90 @@ func TestHangUpReachesTheFarSide(t *testing.T) {
 		for _, ours := range []bool{true, false} {
 			for _, begun := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/ours=%v/begun=%v", way.name, ours, begun), func(t *testing.T) {
-					here, gone := make(chan struct{}), make(chan struct{})
-					to := peer(t, func(w http.ResponseWriter, r *http.Request) {
-						_, _ = io.Copy(io.Discard, r.Body)
-						if begun {
-							w.Header().Set("Content-Type", "text/event-stream")
-							w.WriteHeader(http.StatusOK)
-							_ = http.NewResponseController(w).Flush()
-						}
-						close(here)
-						<-r.Context().Done()
-						close(gone)
-					})
+					far := newBusy(t, begun)
+					to := peer(t, far.serve)
 					s := newSidecar(t, "agent.example.com", "http://"+to)
-					ctx, cancel := context.WithCancel(t.Context())
-					defer cancel()
-					over := make(chan error, 1)
-					go func() {
-						resp, err := way.send(t, s, streamRequest(t, to, ours).WithContext(ctx))
-						if err == nil {
-							_, err = io.Copy(io.Discard, resp.Body)
-							resp.Body.Close()
-						}
-						over <- err
-					}()
-					receive(t, here, "the request to arrive")
-					cancel()
-					receive(t, gone, "the far side to notice")
-					if err := receive(t, over, "the client to end"); err == nil {
-						t.Error("the client has got a whole answer")
-					}
-					protocol := "http"
-					if ours {
-						protocol = "mcp"
-					}
-					s.awaitSeries(t, fmt.Sprintf("wopproxy_exchanges_total{direction=%q,outcome=%q,protocol=%q}", way.dir, outcomeClient, protocol), 1)
+					far.isLeft(t, s, way.dir, ours, func(ctx context.Context) (*http.Response, error) {
+						return way.send(t, s, streamRequest(t, to, ours).WithContext(ctx))
+					})
 				})
 			}
 		}
 	}
+}
+
+// So it is inside of TLS that was opened.
+func TestHangUpInsideOfTLS(t *testing.T) {
+	for name, h2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
+		for _, ours := range []bool{true, false} {
+			for _, begun := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/ours=%v/begun=%v", name, ours, begun), func(t *testing.T) {
+					far := newBusy(t, begun)
+					up, roots := secureServer(t, far.serve)
+					s := newInterceptingSidecar(t, roots)
+					c := s.trusting(t, s.roots(t), h2)
+					far.isLeft(t, s, egress, ours, func(ctx context.Context) (*http.Response, error) {
+						r := streamRequest(t, up.Listener.Addr().String(), ours).WithContext(ctx)
+						r.URL.Scheme = "https"
+						return c.Do(r)
+					})
+				})
+			}
+		}
+	}
+}
+
+// busy is a far side that works until its client goes.
+type busy struct {
+	begun      bool // its answer has
+	here, gone chan struct{}
+	over       <-chan struct{} // the test is, in vain
+}
+
+func newBusy(t *testing.T, begun bool) *busy {
+	return &busy{begun, make(chan struct{}), make(chan struct{}), t.Context().Done()}
+}
+
+func (b *busy) serve(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	if b.begun {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+	}
+	close(b.here)
+	select {
+	case <-r.Context().Done():
+		close(b.gone)
+	case <-b.over:
+	}
+}
+
+// isLeft has a client send a request by way of s, and hang up while b works on it.
+func (b *busy) isLeft(t *testing.T, s *sidecar, dir direction, ours bool, send func(context.Context) (*http.Response, error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	over := make(chan error, 1)
+	go func() {
+		resp, err := send(ctx)
+		if err == nil {
+			_, err = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		over <- err
+	}()
+	receive(t, b.here, "the request to arrive")
+	cancel()
+	receive(t, b.gone, "the far side to notice")
+	if err := receive(t, over, "the client to end"); err == nil {
+		t.Error("the client has got a whole answer")
+	}
+	protocol := "http"
+	if ours {
+		protocol = "mcp"
+	}
+	s.awaitSeries(t, fmt.Sprintf("wopproxy_exchanges_total{direction=%q,outcome=%q,protocol=%q}", dir, outcomeClient, protocol), 1)
 }
 
 // A far side that breaks off in the middle of its answer breaks off the client's
