@@ -214,18 +214,24 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
+	// Served only as configured: spans exported, the host asked.
+	tabulated(t, "deploy/README.md", "metrics.golden", "wopproxy_ancestry_host_checks_total counter verdict", "wopproxy_span_export_failures_total counter")
+	tabulated(t, "deploy/inject/README.md", "webhook-metrics.golden")
+}
+
+// tabulated compares the metrics that a document lists with a golden file, and more.
+func tabulated(t *testing.T, document, file string, more ...string) {
+	t.Helper()
 	var table []string
-	for _, row := range rows(read(t, "deploy/README.md"), "metric") {
+	for _, row := range rows(read(t, document), "metric") {
 		labels := strings.ReplaceAll(strings.Trim(row[2], "–"), "`", "")
 		table = append(table, strings.TrimSpace(row[0]+" "+row[1]+" "+strings.ReplaceAll(labels, ", ", ",")))
 	}
-	golden := strings.Split(strings.TrimSpace(read(t, "cmd/wopproxy/testdata/metrics.golden")), "\n")
-	// Served only as configured: spans exported, the host asked.
-	golden = append(golden, "wopproxy_ancestry_host_checks_total counter verdict", "wopproxy_span_export_failures_total counter")
+	golden := append(strings.Split(strings.TrimSpace(read(t, "cmd/wopproxy/testdata/"+file)), "\n"), more...)
 	slices.Sort(golden)
 	slices.Sort(table)
 	if diff := cmp.Diff(slices.Compact(golden), table); diff != "" {
-		t.Errorf("metrics in deploy/README.md (-served +described):\n%s", diff)
+		t.Errorf("metrics in %s (-served +described):\n%s", document, diff)
 	}
 }
 

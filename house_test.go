@@ -36,7 +36,7 @@ var rooms = map[string][]string{
 	"carry":                 {},
 	"charts":                {},
 	"cmd/wopproxy": {
-		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "proxy",
+		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "deploy/webhook", "proxy",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
 	},
 	"audit":  {},
@@ -52,6 +52,7 @@ var rooms = map[string][]string{
 	"deploy":                     {},
 	"deploy/compose":             {},
 	"deploy/inject":              {"carry", "config", "gopkg.in/yaml.v3"},
+	"deploy/webhook":             {"deploy/inject", "github.com/prometheus/client_golang"},
 	"test/accuracy":              {"test/internal/program"},
 	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "test/internal/rawhttp", "github.com/elazarl/goproxy"},
 	"test/e2e":                   {},

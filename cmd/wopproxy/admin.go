@@ -13,20 +13,20 @@ import (
 	"github.com/wopproxy/wopproxy/config"
 )
 
-// healthHandler answers what the platform asks.
-func (s *sidecar) healthHandler() *http.ServeMux {
+// healthHandler answers what a platform asks.
+func healthHandler(metrics *prometheus.Registry, ready http.HandlerFunc) *http.ServeMux {
 	mux := http.NewServeMux()
 	ok := func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }
 	mux.HandleFunc("GET /livez", ok)
 	mux.HandleFunc("GET /startupz", ok) // every listener was bound before this one served
-	mux.HandleFunc("GET /readyz", s.ready)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{Registry: s.metrics}))
+	mux.HandleFunc("GET /readyz", ready)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{Registry: metrics}))
 	return mux
 }
 
 // adminHandler answers what operators and the platform ask.
 func (s *sidecar) adminHandler(c *config.Config) http.Handler {
-	mux := s.healthHandler()
+	mux := healthHandler(s.metrics, s.ready)
 	mux.Handle("/ancestry/v1/", s.api.Admin())
 	mux.HandleFunc("GET /log/level", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, s.level.Level()) })
 	mux.HandleFunc("PUT /log/level", s.setLevel)

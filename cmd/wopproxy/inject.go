@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -32,9 +34,8 @@ func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 	o := inject.Options{Settings: map[string]string{}}
 	f := newFlags("inject", injectManual, stderr)
 	file := f.String("f", "", "`file` with the manifest; - for standard input")
-	f.StringVar(&o.Image, "image", defaultImage(), "`image` of the sidecar")
-	sidecarSettings(f, o.Settings)
-	defaults := f.String("config", "", "`file` with configuration for all sidecars, a part of wopproxy.yaml (default none)")
+	var defaults string
+	injectFlags(f, &o, &defaults)
 	uninject := f.Bool("uninject", false, "take back what was injected")
 	if _, err := parse(f, args, 0); err != nil {
 		return err
@@ -47,10 +48,8 @@ func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 	if err != nil {
 		return err
 	}
-	if *defaults != "" {
-		if o.Config, err = os.ReadFile(*defaults); err != nil {
-			return fmt.Errorf("-config: %w", err)
-		}
+	if err := readDefaults(&o, defaults); err != nil {
+		return err
 	}
 	var notes []inject.Note
 	if *uninject {
@@ -68,18 +67,29 @@ func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 	return err
 }
 
-// sidecarSettings adds the flag that sets what pods leave open.
-func sidecarSettings(f interface {
-	Func(name, usage string, fn func(string) error)
-}, settings map[string]string) {
+// injectFlags adds the flags that say what pods leave open.
+func injectFlags(f *flag.FlagSet, o *inject.Options, defaults *string) {
+	f.StringVar(&o.Image, "image", defaultImage(), "`image` of the sidecar")
+	f.StringVar(defaults, "config", "", "`file` with configuration for all sidecars, a part of wopproxy.yaml (default none)")
 	f.Func("set", "`KEY=VALUE` of a setting for pods that say nothing else; repeatable", func(s string) error {
 		key, value, ok := strings.Cut(s, "=")
 		if !ok {
-			return fmt.Errorf("want KEY=VALUE, such as carry=auto")
+			return errors.New("want KEY=VALUE, such as carry=auto")
 		}
-		settings[key] = value
-		return inject.Check(settings)
+		o.Settings[key] = value
+		return inject.Check(o.Settings)
 	})
+}
+
+// readDefaults reads the configuration for all sidecars, and says what is wrong with
+// the options.
+func readDefaults(o *inject.Options, file string) (err error) {
+	if file != "" {
+		if o.Config, err = os.ReadFile(file); err != nil {
+			return fmt.Errorf("-config: %w", err)
+		}
+	}
+	return o.Check()
 }
 
 func readManifest(file string) ([]byte, error) {

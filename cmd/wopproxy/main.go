@@ -8,6 +8,7 @@
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
 //	wopproxy audit FILE|URL                   check an event log against the execution model
 //	wopproxy inject -f FILE                   put a wopproxy beside the hosts of a manifest
+//	wopproxy webhook -service NAME ...        put one beside the hosts of a cluster
 //	wopproxy health                           say whether one is ready
 //	wopproxy demo                             watch a run cross three hosts
 //	wopproxy version                          say what this is
@@ -53,6 +54,7 @@ var commands = []command{
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},
 	{"audit", "check an event log against the execution model", auditCommand},
 	{"inject", "put a wopproxy beside the hosts of a manifest", injectCommand},
+	{"webhook", "put a wopproxy beside the hosts of a cluster", webhookCommand},
 	{"health", "say whether a wopproxy is ready", healthCommand},
 	{"demo", "watch a run cross three hosts", demoCommand},
 	{"version", "say what this is", versionCommand},

@@ -26,6 +26,7 @@ func TestCommands(t *testing.T) {
 	noSecret := write("secret.yaml", "host: {id: h.example.com, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\negress: {credentials: {secret: {file: /nonexistent/secret}}}\n")
 	pod := write("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: agent\nspec:\n  containers:\n    - name: agent\n      ports: [{name: http, containerPort: 8080}]\n")
 	hostNetwork := write("node.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: agent}\nspec: {hostNetwork: true, containers: [{name: agent}]}\n")
+	t.Setenv("KUBERNETES_SERVICE_HOST", "") // wherever the test runs
 	t.Setenv("WOPPROXY_TEST_CONFIG", "host: {id: v.example.com, wellKnownUrl: https://v.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\n")
 	tests := []struct {
 		name           string
@@ -65,6 +66,13 @@ func TestCommands(t *testing.T) {
 		{"inject with a setting that is none", []string{"inject", "-f", pod, "-set", "carry=ruby"}, 2, "", "want one of off, node"},
 		{"inject with half a setting", []string{"inject", "-f", pod, "-set", "carry"}, 2, "", "want KEY=VALUE"},
 		{"inject with a configuration that is none", []string{"inject", "-f", pod, "-config", bad}, 1, "", "hosst: unknown key"},
+		{"webhook without a certificate", []string{"webhook"}, 2, "", "give -namespace, -service, -secret and -configuration, or -tls-cert and -tls-key"},
+		{"webhook with half a certificate", []string{"webhook", "-tls-cert", good}, 2, "", "or -tls-cert and -tls-key"},
+		{"webhook with two certificates", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d"}, 2, "", "or -tls-cert and -tls-key"},
+		{"webhook with what is no certificate", []string{"webhook", "-tls-cert", good, "-tls-key", good}, 1, "", "-tls-cert:"},
+		{"webhook with a configuration that is none", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-config", bad}, 1, "", "hosst: unknown key"},
+		{"webhook with an unknown setting", []string{"webhook", "-set", "cary=auto"}, 2, "", "there is no setting cary"},
+		{"webhook outside of a cluster", []string{"webhook", "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d"}, 1, "", "KUBERNETES_SERVICE_PORT are not set"},
 		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
 	}
 	for _, tt := range tests {
@@ -73,6 +81,9 @@ func TestCommands(t *testing.T) {
 			code := run(t.Context(), tt.args, &stdout, &stderr)
 			if code != tt.code || !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
 				t.Errorf("run(%q) = %d, want %d\nstdout: %s\nstderr: %s", tt.args, code, tt.code, &stdout, &stderr)
+			}
+			if code != 0 && stdout.Len() > 0 && tt.args[0] == "inject" {
+				t.Errorf("run(%q) fails and prints %s, which a pipe would take for its result", tt.args, &stdout)
 			}
 		})
 	}

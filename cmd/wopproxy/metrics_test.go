@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
@@ -27,9 +28,19 @@ func TestMetrics(t *testing.T) {
 	if err := d.show(t.Context(), io.Discard, 4); err != nil {
 		t.Fatal(err)
 	}
-	var lines []string
+	var served []*prometheus.Registry
 	for _, s := range d.sites {
-		problems, err := testutil.GatherAndLint(s.sidecar.metrics)
+		served = append(served, s.sidecar.metrics)
+	}
+	goldenMetrics(t, "metrics.golden", served...)
+}
+
+// goldenMetrics compares what registries serve together with a golden file.
+func goldenMetrics(t *testing.T, file string, served ...*prometheus.Registry) {
+	t.Helper()
+	var lines []string
+	for _, reg := range served {
+		problems, err := testutil.GatherAndLint(reg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +49,7 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("%s: %s", p.Metric, p.Text)
 			}
 		}
-		families, err := s.sidecar.metrics.Gather()
+		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +66,7 @@ func TestMetrics(t *testing.T) {
 	}
 	slices.Sort(lines)
 	got := strings.ReplaceAll(strings.Join(slices.Compact(lines), "\n")+"\n", " \n", "\n")
-	golden := filepath.Join("testdata", "metrics.golden")
+	golden := filepath.Join("testdata", file)
 	if *update {
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 			t.Fatal(err)

@@ -48,7 +48,7 @@ admin: { listen: "127.0.0.1:0", health: "127.0.0.1:0" }
 	}
 	for _, path := range []string{"/ancestry/v1/runs", "/log/level", "/debug/pprof/"} {
 		w := httptest.NewRecorder()
-		s.healthHandler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		healthHandler(s.metrics, s.ready).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 		if w.Code != http.StatusNotFound {
 			t.Errorf("%s on the health listener = %d, want 404", path, w.Code)
 		}

@@ -162,7 +162,7 @@ func (s *sidecar) run(ctx context.Context) error {
 		if s.health == nil {
 			return nil
 		}
-		return serve(ctx, s.health, s.healthHandler(), s.adminServer())
+		return serve(ctx, s.health, healthHandler(s.metrics, s.ready), s.adminServer())
 	})
 	recorder := begin(late, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
 	pruner := begin(late, s.prune)
@@ -304,6 +304,7 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, o serverOptions
 		// No read or write timeout: streams may live for hours.
 	}
 	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true) // where ln speaks TLS
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {

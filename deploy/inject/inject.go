@@ -40,6 +40,24 @@ type Options struct {
 	Config []byte
 }
 
+// Check says what is wrong with options, whatever the pod.
+func (o Options) Check() error {
+	if err := Check(o.Settings); err != nil {
+		return err
+	}
+	w := workloadOf(object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "any"}, "spec": object{"containers": []any{object{"name": "any"}}}})
+	s, err := resolve(o.Settings, nil)
+	if err != nil {
+		return err
+	}
+	p := &plan{editor: editor{pod: w.pod}, w: w, o: o, s: s}
+	if err := p.choosePorts(); err != nil {
+		return err
+	}
+	_, err = p.config()
+	return err
+}
+
 // Note is something to tell about an object.
 type Note struct {
 	Object string // kind and name

@@ -37,7 +37,7 @@ type archive struct {
 	files map[string]string
 }
 
-func archives(t *testing.T, pattern string) (all []archive) {
+func archives(t testing.TB, pattern string) (all []archive) {
 	t.Helper()
 	paths, err := filepath.Glob(pattern)
 	if err != nil || len(paths) == 0 {

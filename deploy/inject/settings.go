@@ -94,7 +94,7 @@ func resolve(given map[string]string, annotations object) (settings, error) {
 		name, ours := strings.CutPrefix(key, Prefix)
 		if key == Label {
 			errs = append(errs, fmt.Errorf("%s is a label, move it from annotations to labels", Label))
-		} else if ours && key != Status && !known(name) {
+		} else if ours && key != Status && key != Refused && !known(name) {
 			errs = append(errs, fmt.Errorf("there is no annotation %s, write one of %s", key, strings.Join(keys(), ", ")))
 		}
 	}

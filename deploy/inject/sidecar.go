@@ -174,7 +174,7 @@ func (p *plan) config() (string, error) {
 	merge(all, p.generated())
 	text := strings.Join((&splicer{}).block(all, 0, 0), "\n") + "\n"
 	if _, err := config.Parse(strings.NewReader(strings.ReplaceAll(text, namespaceRef, "namespace"))); err != nil {
-		return "", fmt.Errorf("the annotations make no configuration:\n%w", err)
+		return "", fmt.Errorf("the settings make no configuration:\n%w", err)
 	}
 	// The kubelet takes $(NAME) for a variable, and $$ for a dollar.
 	text = strings.ReplaceAll(text, "$", "$$")
