@@ -320,9 +320,10 @@ type Retention struct {
 	// change needs a restart.
 	Age Duration `yaml:"age" min:"1h" max:"87600h" restart:"yes"`
 	// Links is how many are kept: while there are more, the oldest file of links
-	// goes, whatever its age, but never the newest. A file has a day of links, or a
-	// 64th of this number (but at least 65536) if a day brings more. Default
-	// 10000000; 1000 to 1000000000. A change needs a restart.
+	// goes, whatever its age, but never the newest. They are counted once a minute.
+	// A file has a day of links, or a 64th of this number (but at least 65536) if a
+	// day brings more. Default 10000000; 1000 to 1000000000. A change needs a
+	// restart.
 	Links int `yaml:"links" min:"1000" max:"1000000000" restart:"yes"`
 }
 

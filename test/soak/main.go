@@ -76,7 +76,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.Int64Var(&o.exchanges, "exchanges", 10_000_000, "end after this `number` of exchanges; 0: after any")
 	f.DurationVar(&o.lasts, "for", 0, "end after this `time`, if that is sooner; 0: after any")
 	f.IntVar(&o.callers, "callers", 32, "`number` of callers at a time")
-	f.BoolVar(&o.quick, "quick", false, "for 8s, without what ends only by its age, and memory is not judged closely")
+	f.BoolVar(&o.quick, "quick", false, "for 8s, with more faults, without what ends only by its age; memory is not judged closely")
 	f.StringVar(&o.out, "out", "", "a `folder` for the samples and their graph")
 	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
 	if err := f.Parse(args); err != nil {
@@ -95,6 +95,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		for _, k := range o.kinds {
 			if k.slowEnds {
 				k.share = 0
+			} else if k.fault != none || k.call != nil && k.call.fault != none {
+				k.share *= 5 // or there were too few
 			}
 		}
 	}

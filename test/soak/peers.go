@@ -27,9 +27,9 @@ const (
 // peers are the host behind wopproxy, and the tools that it calls.
 type peers struct {
 	rawhttp.Server
-	host, tools, toolsTLS, blindTLS string // addresses
-	nobody                          string // one where nobody listens
-	holds                           *rawhttp.Client
+	host, tools, toolsTLS, blindTLS string     // addresses
+	nobody                          string     // one where nobody listens
+	holds                           []net.Conn // the port of it
 
 	kinds  []*kind
 	byPath map[string]*kind
@@ -61,22 +61,51 @@ func newPeers(ctx context.Context, kinds []*kind, s *scores, cert *tls.Certifica
 			return nil, errors.Join(err, p.Close())
 		}
 	}
-	// A port from which a connection was made is nobody else's to listen on.
-	if p.holds, err = rawhttp.Dial(ctx, p.tools); err != nil {
+	if err = p.hold(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	p.nobody = p.holds.LocalAddr()
 	return p, nil
 }
 
-// rest closes what the host holds open to egress.
-func (p *peers) rest() {
+// hold takes a port where nobody can listen: a connection was made from it.
+func (p *peers) hold(ctx context.Context) error {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	var d net.Dialer
+	near, err := d.DialContext(ctx, "tcp", ln.Addr().String())
+	if err != nil {
+		return err
+	}
+	far, err := ln.Accept()
+	if err != nil {
+		return errors.Join(err, near.Close())
+	}
+	p.nobody, p.holds = near.LocalAddr().String(), []net.Conn{near, far}
+	return nil
+}
+
+// Close stops all peers.
+func (p *peers) Close() error {
+	for _, conn := range p.holds {
+		_ = conn.Close()
+	}
+	return p.Server.Close()
+}
+
+// rest closes what the host holds open to egress, and returns how many connections
+// wopproxy has held to all peers, which are closed, too.
+func (p *peers) rest() (held int) {
 	for {
 		select {
 		case l := <-p.lanes:
 			l.close()
 		default:
-			return
+			held = p.Open()
+			p.HangUp()
+			return held
 		}
 	}
 }

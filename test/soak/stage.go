@@ -97,18 +97,18 @@ func (s *stage) set(ctx context.Context) (stop func() error, err error) {
 // The configurations that take turns. Whichever is in force, exchanges end in the
 // same way.
 const (
-	good   = "log: { level: info }\nruns: { ttl: 2m }\n"
-	better = "log: { level: warn }\nruns: { ttl: 2m, start: [POST /begin] }\ncarriers: { tylo: [tylo.example.com] }\n"
-	faulty = "log: { level: debug }\nruns: { ttl: 2m, start: [POST begin] }\n"
+	good   = "log: { level: info }\n"
+	better = "log: { level: warn }\ncarriers: { tylo: [tylo.example.com] }\n"
+	faulty = "log: { level: debug }\ncarriers: { tylo: [tylo example com] }\n"
 )
 
 func (s *stage) file() string  { return filepath.Join(s.dir, "etc", "wopproxy.yaml") }
 func (s *stage) store() string { return filepath.Join(s.dir, "store") }
 
-// configure replaces the file that the sidecar reads. The store keeps no more than
-// two or three of the smallest files there are, and an answer waits for its link as
-// long as it takes: whoever has it may ask for it. The host calls tools that no run
-// asked for, so that the only run is not whose call it is.
+// configure replaces the file that the sidecar reads. What is remembered for long is
+// bounded so that it is full within minutes: links, tasks, handoffs. An answer waits
+// for its link as long as it takes: whoever has it may ask for it. The host makes
+// calls that no run asked for, so that a call is not the only run's for certain.
 func (s *stage) configure(turn string) error {
 	ca := filepath.Join(s.dir, "ca.pem")
 	next := s.file() + ".next"
@@ -120,7 +120,7 @@ egress:
   intercept: [%q]
   ca: { cert: %q, key: %q }
   roots: %q
-admin: { listen: "127.0.0.1:0" }
+admin: { listen: "127.0.0.1:0", pprof: true }
 ancestry:
   store: { bolt: { dir: %q } }
   retention: { links: 100000 }
@@ -129,8 +129,19 @@ ancestry:
 attribution: { singleFlight: false }
 tracing: { sample: 0.01 }
 drain: { delay: 0s, timeout: 10s }
-%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), turn), 0o600)
+runs: { ttl: %v }
+limits: { tasks: 20000, handoffs: 5000 }
+%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), s.ttl(), turn), 0o600)
 	return errors.Join(err, os.Rename(next, s.file()))
+}
+
+// ttl is when a run ends by its age. If it is quick none does: each has to end for a
+// better reason.
+func (s *stage) ttl() time.Duration {
+	if s.quick {
+		return time.Hour
+	}
+	return patience
 }
 
 // reconfigure has another configuration read every now and then until ctx ends,

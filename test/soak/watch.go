@@ -36,7 +36,6 @@ type sample struct {
 	seconds    float64 // of processor so far
 	counted    float64 // exchanges, by wopproxy
 	refusals   float64 // bounds that were hit, and what else must not be
-	held       int     // connections to peers
 }
 
 // columns are what is written down and drawn of a sample.
@@ -71,7 +70,6 @@ func (s *stage) look(ctx context.Context) (sm sample, err error) {
 		goroutines: m["go_goroutines"], fds: m["process_open_fds"],
 		runs: m["wopproxy_live_runs"], bindings: m["wopproxy_bindings"], handoffs: m["wopproxy_handoffs_open"], tunnels: m["wopproxy_tunnels"],
 		links: m["wopproxy_store_links_total"], seconds: m["process_cpu_seconds_total"],
-		held: s.peers.Open(),
 	}
 	for name, v := range m {
 		switch base, _, _ := strings.Cut(name, "{"); base {
@@ -121,18 +119,24 @@ func memory(pid int) (own, all float64, err error) {
 	return own, all, nil
 }
 
-// settle waits until nothing is left of the traffic: no run, no tunnel, and beside
-// what was there before only connections to peers, each with a descriptor and two
-// goroutines. Unless it is quick, these go, too.
+// settle waits until nothing is left of the traffic that was not there before. If it
+// is quick, connections to peers may be: all those that were held to be used again,
+// which wopproxy closes after a while, though the peers have.
 func (s *stage) settle(ctx context.Context, before *sample) error {
-	s.peers.rest()
+	held := s.peers.rest()
+	if most := 4*s.callers + few; held > most {
+		return fmt.Errorf("wopproxy holds %d connections to peers, want no more than %d", held, most)
+	}
+	if !s.quick {
+		held = 0
+	}
 	var sm sample
 	for end := time.Now().Add(s.patience()); ; {
 		var err error
 		if sm, err = s.look(ctx); err != nil {
 			return err
 		}
-		over := sm.left(s, before)
+		over := sm.left(before, held)
 		if over == "" {
 			return nil
 		}
@@ -157,11 +161,10 @@ func (s *stage) live(ctx context.Context) string {
 }
 
 // few is what may be more than there was before.
-const few = 10
+const few = 6
 
 // left says what is left of the traffic, or nothing.
-func (sm sample) left(s *stage, before *sample) string {
-	held := float64(sm.held - 1) // one is of our own
+func (sm sample) left(before *sample, held int) string {
 	switch {
 	case sm.counted != float64(sm.exchanges):
 		return fmt.Sprintf("%.0f exchanges counted by wopproxy, of %d", sm.counted, sm.exchanges)
@@ -173,12 +176,10 @@ func (sm sample) left(s *stage, before *sample) string {
 		return fmt.Sprintf("%.0f tunnels", sm.tunnels)
 	case before == nil:
 		return ""
-	case held > float64(4*s.callers+few), !s.quick && held > 0:
-		return fmt.Sprintf("%.0f connections to peers", held)
-	case sm.fds > before.fds+held+max(0, sm.files-before.files)+few:
-		return fmt.Sprintf("%.0f descriptors, and before it were %.0f", sm.fds, before.fds)
-	case sm.goroutines > before.goroutines+2*held+few:
+	case sm.goroutines > before.goroutines+few:
 		return fmt.Sprintf("%.0f goroutines, and before it were %.0f", sm.goroutines, before.goroutines)
+	case sm.fds > before.fds+float64(held)+max(0, sm.files-before.files)+few:
+		return fmt.Sprintf("%.0f descriptors, and before it were %.0f", sm.fds, before.fds)
 	}
 	return ""
 }

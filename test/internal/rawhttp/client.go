@@ -83,9 +83,6 @@ func Abort(conn net.Conn) error {
 	return bare.Close()
 }
 
-// LocalAddr is the address that the connection was made from.
-func (c *Client) LocalAddr() string { return c.conn.LocalAddr().String() }
-
 // SetDeadline bounds all that is read and written from now on.
 func (c *Client) SetDeadline(t time.Time) { _ = c.conn.SetDeadline(t) }
 

@@ -44,9 +44,14 @@ func (s *Server) Close() (err error) {
 	for _, ln := range s.listeners {
 		err = errors.Join(err, ln.Close())
 	}
-	s.open.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
+	s.HangUp()
 	s.tasks.Wait()
 	return err
+}
+
+// HangUp closes the connections that clients hold now.
+func (s *Server) HangUp() {
+	s.open.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
 }
 
 // Open is how many connections clients hold.
