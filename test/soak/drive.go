@@ -18,6 +18,7 @@ import (
 // scores are what has become of the traffic.
 type scores struct {
 	exchanges atomic.Int64 // through ingress and egress
+	halves    atomic.Int64 // of them, those whose request broke off
 	tunnels   atomic.Int64
 	looked    atomic.Int64 // runs of which wopproxy was asked
 	faults    atomic.Int64
@@ -36,6 +37,9 @@ func (s *scores) note(k *kind, n uint64, o outcome, err error) {
 		s.tunnels.Add(1)
 	} else {
 		s.exchanges.Add(1)
+	}
+	if k.fault == half {
+		s.halves.Add(1)
 	}
 	if o != k.want {
 		s.wrong(k, fmt.Errorf("number %d: %s, want %s: %w", n, o, k.want, err))
@@ -259,7 +263,7 @@ func (c *caller) look(k *kind, run string, n uint64) error {
 		return err
 	}
 	child := ""
-	if k.call != nil && k.call.agent && !k.call.unknown && k.call.fault == none && k.call.status == 200 {
+	if k.call != nil && k.call.agent && !k.call.unknown && k.call.fault == none {
 		child = fmt.Sprintf("tool-%016x", n)
 	}
 	switch runs := children.Runs; {

@@ -2,8 +2,8 @@ package main
 
 import (
 	"fmt"
-	"html"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -31,55 +31,39 @@ text { font: 12px system-ui, sans-serif; fill: #57606a }
 </style>
 `
 
-// svg draws the samples.
-func (r *result) svg(exchanges int64) []byte {
+// draw draws samples: their times, and for each column its values.
+func draw(exchanges int64, at []time.Duration, values [][]float64) []byte {
 	var b strings.Builder
+	last := max(time.Second, at[len(at)-1])
 	height := topEdge + len(columns)*panel + 20
-	title := fmt.Sprintf("%d exchanges through one wopproxy in %v", exchanges, r.took.Round(time.Second))
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">`+"\n", width, height, width, height, html.EscapeString(title))
+	title := fmt.Sprintf("%d exchanges through one wopproxy in %v", exchanges, last.Round(time.Second))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">`+"\n", width, height, width, height, title)
 	b.WriteString(style)
-	fmt.Fprintf(&b, `<text class="title" x="%d" y="28">%s</text>`+"\n", leftEdge, html.EscapeString(title))
-	last := time.Second
-	if n := len(r.samples); n > 0 {
-		last = max(last, r.samples[n-1].at)
-	}
+	fmt.Fprintf(&b, `<text class="title" x="%d" y="28">%s</text>`+"\n", leftEdge, title)
 	for i, c := range columns {
-		values := make([]float64, len(r.samples))
-		for j := range r.samples {
-			values[j] = c.value(&r.samples[j])
-		}
 		name := c.title
 		if c.unit != "" {
 			name += ", " + c.unit
 		}
-		r.draw(&b, topEdge+i*panel, name, values, last)
+		drawPanel(&b, topEdge+i*panel, name, at, values[i], last)
 	}
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
 }
 
-// draw draws one panel, from nothing up to a round number.
-func (r *result) draw(b *strings.Builder, top int, name string, values []float64, last time.Duration) {
-	highest := 0.0
-	for _, v := range values {
-		highest = max(highest, v)
-	}
-	highest = round(highest)
+// drawPanel draws one column, from nothing up to a round number.
+func drawPanel(b *strings.Builder, top int, name string, at []time.Duration, values []float64, last time.Duration) {
+	highest := round(slices.Max(values))
 	bottom := top + 10 + plotH
-	fmt.Fprintf(b, `<text class="name" x="%d" y="%d">%s</text>`+"\n", leftEdge, top+4, html.EscapeString(name))
+	fmt.Fprintf(b, `<text class="name" x="%d" y="%d">%s</text>`+"\n", leftEdge, top+4, name)
 	fmt.Fprintf(b, `<path class="axis" d="M%d %dV%dH%d"/>`+"\n", leftEdge, top+10, bottom, leftEdge+plotW)
 	fmt.Fprintf(b, `<text class="number" x="%d" y="%d">%g</text><text class="number" x="%d" y="%d">0</text>`+"\n", leftEdge-6, top+18, highest, leftEdge-6, bottom)
 	for i := range 5 {
-		at := last * time.Duration(i) / 4
-		fmt.Fprintf(b, `<text class="time" x="%d" y="%d">%s</text>`+"\n", leftEdge+plotW*i/4, bottom+14, clock(at))
-	}
-	if len(values) == 0 {
-		return
+		fmt.Fprintf(b, `<text class="time" x="%d" y="%d">%s</text>`+"\n", leftEdge+plotW*i/4, bottom+14, clock(last*time.Duration(i)/4))
 	}
 	b.WriteString(`<polyline class="line" points="`)
 	for i, v := range values {
-		x := float64(leftEdge) + float64(plotW)*r.samples[i].at.Seconds()/last.Seconds()
-		fmt.Fprintf(b, "%.1f,%.1f ", x, float64(bottom)-plotH*v/highest)
+		fmt.Fprintf(b, "%.1f,%.1f ", leftEdge+plotW*at[i].Seconds()/last.Seconds(), float64(bottom)-plotH*v/highest)
 	}
 	b.WriteString(`"/>` + "\n")
 }

@@ -112,7 +112,7 @@ func (p *peers) rest() (held int) {
 
 // render makes the pieces of an answer as they go over the wire.
 func (k *kind) render() (texts []text) {
-	id := ""
+	id := "" // also with an error: who refuses a call may have begun a run for it
 	if k.way != arrives && k.agent && k.fault == none {
 		id = fmt.Sprintf("Run-Id: \"tool-%s\";host=\"%s\"\r\n", rawhttp.Mark, toolsID)
 	}

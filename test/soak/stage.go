@@ -102,6 +102,9 @@ const (
 	faulty = "log: { level: debug }\ncarriers: { tylo: [tylo example com] }\n"
 )
 
+// keptLinks is how many are to be kept; there may be twice as many for a while.
+const keptLinks = 100_000
+
 func (s *stage) file() string  { return filepath.Join(s.dir, "etc", "wopproxy.yaml") }
 func (s *stage) store() string { return filepath.Join(s.dir, "store") }
 
@@ -123,7 +126,7 @@ egress:
 admin: { listen: "127.0.0.1:0", pprof: true }
 ancestry:
   store: { bolt: { dir: %q } }
-  retention: { links: 100000 }
+  retention: { links: %d }
   auth: { mode: none }
   commitTimeout: 30s
 attribution: { singleFlight: false }
@@ -131,7 +134,7 @@ tracing: { sample: 0.01 }
 drain: { delay: 0s, timeout: 10s }
 runs: { ttl: %v }
 limits: { tasks: 20000, handoffs: 5000 }
-%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), s.ttl(), turn), 0o600)
+%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), keptLinks, s.ttl(), turn), 0o600)
 	return errors.Join(err, os.Rename(next, s.file()))
 }
 
@@ -237,7 +240,11 @@ func (s *stage) play(ctx context.Context, stderr io.Writer) (*result, error) {
 	if err := s.traffic(ctx, r, stderr); err != nil {
 		return nil, err
 	}
-	r.took = time.Since(r.began)
+	last, err := s.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.took = r.add(last).at
 	r.unsettled = s.settle(ctx, &r.before)
 	r.after, err = s.look(ctx)
 	return r, err

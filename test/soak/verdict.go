@@ -42,7 +42,7 @@ func (r *result) report(s *stage, stdout io.Writer) error {
 	if s.out != "" {
 		if err := errors.Join(
 			os.WriteFile(filepath.Join(s.out, "soak.csv"), r.csv(), 0o600),
-			os.WriteFile(filepath.Join(s.out, "soak.svg"), r.svg(s.scores.exchanges.Load()), 0o600)); err != nil {
+			os.WriteFile(filepath.Join(s.out, "soak.svg"), r.svg(), 0o600)); err != nil {
 			return err
 		}
 	}
@@ -121,6 +121,9 @@ func (r *result) flat(stdout io.Writer, quick bool) error {
 		}
 	}
 	fmt.Fprintf(stdout, "\nRetention has cut the store %d times.\n", cuts)
+	if cuts == 0 && r.after.links > 3*keptLinks {
+		errs = append(errs, fmt.Errorf("%.0f links were stored, and none forgotten", r.after.links))
+	}
 	return errors.Join(errs...)
 }
 
@@ -154,4 +157,16 @@ func (r *result) csv() []byte {
 		}
 	}
 	return []byte(b.String() + "\n")
+}
+
+// svg draws the samples.
+func (r *result) svg() []byte {
+	at, values := make([]time.Duration, len(r.samples)), make([][]float64, len(columns))
+	for i := range r.samples {
+		at[i] = r.samples[i].at
+		for j, c := range columns {
+			values[j] = append(values[j], c.value(&r.samples[i]))
+		}
+	}
+	return draw(r.samples[len(r.samples)-1].exchanges, at, values)
 }

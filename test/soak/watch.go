@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +32,7 @@ type sample struct {
 	links      float64 // made so far
 	seconds    float64 // of processor so far
 	counted    float64 // exchanges, by wopproxy
+	halves     int64   // requests that broke off, and may not have arrived at all
 	refusals   float64 // bounds that were hit, and what else must not be
 }
 
@@ -65,7 +63,7 @@ func (s *stage) look(ctx context.Context) (sm sample, err error) {
 	}
 	const mib = 1 << 20
 	sm = sample{
-		exchanges:  s.scores.exchanges.Load(),
+		exchanges: s.scores.exchanges.Load(), halves: s.scores.halves.Load(),
 		heap:       m["go_memstats_heap_inuse_bytes"] / mib,
 		goroutines: m["go_goroutines"], fds: m["process_open_fds"],
 		runs: m["wopproxy_live_runs"], bindings: m["wopproxy_bindings"], handoffs: m["wopproxy_handoffs_open"], tunnels: m["wopproxy_tunnels"],
@@ -82,20 +80,12 @@ func (s *stage) look(ctx context.Context) (sm sample, err error) {
 	if sm.own, sm.resident, err = memory(s.sidecar.PID()); err != nil {
 		return sm, err
 	}
-	err = filepath.WalkDir(s.store(), func(_ string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
+	files, err := os.ReadDir(s.store())
+	for _, f := range files {
+		if info, err := f.Info(); err == nil { // or it has gone meanwhile
+			sm.files++
+			sm.store += float64(info.Size()) / mib
 		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		sm.files++
-		sm.store += float64(info.Size()) / mib
-		return nil
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // a file that goes while it is looked at
 	}
 	return sm, err
 }
@@ -124,7 +114,9 @@ func memory(pid int) (own, all float64, err error) {
 // which wopproxy closes after a while, though the peers have.
 func (s *stage) settle(ctx context.Context, before *sample) error {
 	held := s.peers.rest()
-	if most := 4*s.callers + few; held > most {
+	// Of each caller there may be one to each of the peers, made in either of the ways
+	// in which wopproxy does.
+	if most := 6*s.callers + few; held > most {
 		return fmt.Errorf("wopproxy holds %d connections to peers, want no more than %d", held, most)
 	}
 	if !s.quick {
@@ -166,7 +158,7 @@ const few = 6
 // left says what is left of the traffic, or nothing.
 func (sm sample) left(before *sample, held int) string {
 	switch {
-	case sm.counted != float64(sm.exchanges):
+	case sm.counted > float64(sm.exchanges), sm.counted < float64(sm.exchanges-sm.halves):
 		return fmt.Sprintf("%.0f exchanges counted by wopproxy, of %d", sm.counted, sm.exchanges)
 	case sm.runs > 0:
 		return fmt.Sprintf("%.0f live runs", sm.runs)
