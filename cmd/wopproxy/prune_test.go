@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"testing"
 	"testing/synctest"
@@ -27,7 +26,7 @@ func (s *prunedStore) Prune(ctx context.Context, now time.Time) (int, error) {
 func TestPruneKeepsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &prunedStore{Store: ancestry.NewMemory()}
-		s := &sidecar{store: store, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		s := &sidecar{store: store, log: slog.New(slog.DiscardHandler)}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		if err := s.prune(ctx); err != nil {

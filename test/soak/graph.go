@@ -13,7 +13,7 @@ import (
 const (
 	width, panel      = 860, 110
 	leftEdge, topEdge = 70, 60
-	plotW, plotH      = width - leftEdge - 20, 70
+	plotW, plotH      = width - leftEdge - 40, 70
 )
 
 const style = `<style>
