@@ -92,6 +92,8 @@ func (d *decoder) checkListeners(c *Config) {
 		{"egress.listen", c.Egress.Listen},
 		{"admin.listen", c.Admin.Listen},
 		{"admin.health", c.Admin.Health}, // absent, it overlaps with none
+		{"ingress.transparent", c.Ingress.Transparent},
+		{"egress.transparent", c.Egress.Transparent},
 	}
 	for i, l := range listeners {
 		for _, other := range listeners[:i] {
@@ -107,6 +109,9 @@ func (d *decoder) checkListeners(c *Config) {
 				d.refuse(host.key, "%v is %s of this proxy, write the address of the host itself", host.url, l.key)
 			}
 		}
+	}
+	if c.Ingress.Transparent.Loopback() {
+		d.refuse("ingress.transparent", "%s gets no redirected connections, which arrive at the address of the interface, write for example :8188", c.Ingress.Transparent)
 	}
 	if c.Admin.Pprof && !c.Admin.Listen.Loopback() {
 		d.refuse("admin.pprof", "not allowed while admin.listen is %s, listen on a loopback address or remove it", c.Admin.Listen)
@@ -155,6 +160,8 @@ func (d *decoder) checkAuth(c *Config) {
 	switch auth := c.Ancestry.Auth; {
 	case auth.Mode == AuthNone && !c.Ingress.Listen.Loopback():
 		d.refuse("ancestry.auth.mode", "none is not allowed while ingress.listen is %s, choose host or bearer, or listen on a loopback address", c.Ingress.Listen)
+	case auth.Mode == AuthNone && c.Ingress.Transparent != "":
+		d.refuse("ancestry.auth.mode", "none is not allowed with ingress.transparent, which everyone reaches who reaches the host, choose host or bearer")
 	case auth.Mode == AuthNone && !auth.Bearer.IsZero():
 		d.refuse("ancestry.auth.bearer", "has no effect while ancestry.auth.mode is none, remove it or choose host or bearer")
 	case auth.Mode == AuthBearer && auth.Bearer.IsZero():

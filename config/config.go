@@ -81,6 +81,15 @@ type Ingress struct {
 	// which only this machine reaches; ":8088" admits everyone who reaches the
 	// host's network. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
+	// Transparent is the address for calls into the host that the kernel redirects
+	// here, by the rules that wopproxy redirect -inbound sets: callers know nothing
+	// of it, and Services need no change. Default none. Write ":8188": such a
+	// connection arrives at the address of the pod, so loopback gets none. What was
+	// meant for the port of upstream is served as on listen; what was meant for
+	// other ports goes on to them, HTTP as exchanges and all else blind. Connections
+	// that nobody has redirected are refused and counted. Linux only. A change needs
+	// a restart.
+	Transparent Address `yaml:"transparent" restart:"yes"`
 	// Upstream is the host itself; a path in it goes in front of the path of
 	// every request. No default: required. A change needs a restart.
 	Upstream URL `yaml:"upstream" required:"the address of the host behind this proxy, for example http://127.0.0.1:8080" restart:"yes"`
@@ -200,6 +209,16 @@ type Egress struct {
 	// credentials keep nobody out. Away from loopback, let the network admit the
 	// host alone. A change needs a restart.
 	Listen Address `yaml:"listen" restart:"yes"`
+	// Transparent is the address for the host's calls that the kernel redirects
+	// here, by the rules that wopproxy redirect -outbound sets: the host needs no
+	// proxy in its environment. Default none. Write ":8189", which takes IPv4 and
+	// IPv6. A call goes on to the address that it was meant for, whatever name it
+	// has in it: HTTP as exchanges, TLS blind or opened as intercept says by the
+	// name in its hello, all else blind. denyLinkLocal, denyAddresses and
+	// dialTimeout count, connectPorts does not; a call that is refused, or not
+	// taken, is reset. Connections that nobody has redirected are refused and
+	// counted. Linux only. A change needs a restart.
+	Transparent Address `yaml:"transparent" restart:"yes"`
 	// ConnectPorts are the ports to which CONNECT may open a tunnel; others are
 	// refused. Default [], which means any. Each 1 to 65535.
 	ConnectPorts []int `yaml:"connectPorts" min:"1" max:"65535"`

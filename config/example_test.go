@@ -43,6 +43,6 @@ runs: { ttl: 60 }
 	// Output:
 	// ingress.upstream: required, write the address of the host behind this proxy, for example http://127.0.0.1:8080
 	// ingress.listen: a number where text belongs, put it in quotes if it is meant so (line 6)
-	// ingress.upstrem: unknown key, the keys here are listen, upstream, grpcUpstream, host, allowedHosts, allowedOrigins, publicUrl, agentCards, discovery (line 7)
+	// ingress.upstrem: unknown key, the keys here are listen, transparent, upstream, grpcUpstream, host, allowedHosts, allowedOrigins, publicUrl, agentCards, discovery (line 7)
 	// runs.ttl: "60" is not a duration, write for example 100ms, 30s, 1h or 7d (line 8)
 }

@@ -23,7 +23,7 @@ func (p *Proxy) Ingress() http.Handler {
 		}
 		out := x.toHost(r)
 		x.duplex(w)
-		x.forward(w, out, x.host(), x.fromHost)
+		x.forward(w, out, x.host(r), x.fromHost)
 	})
 }
 
@@ -43,6 +43,9 @@ func (x *exchange) toHost(r *http.Request) *http.Request {
 	if x.p.o.GRPCUpstream != nil && isGRPC(r) {
 		upstream = x.p.o.GRPCUpstream
 	}
+	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
+		upstream = &url.URL{Scheme: "http", Host: t.target}
+	}
 	out.URL.Scheme, out.URL.Host = upstream.Scheme, upstream.Host
 	prefixPath(out.URL, upstream)
 	if x.policy.RewriteHost {
@@ -58,9 +61,12 @@ func (x *exchange) toHost(r *http.Request) *http.Request {
 }
 
 // host is the way to the host.
-func (x *exchange) host() sender {
+func (x *exchange) host(r *http.Request) sender {
 	if x.unshared {
 		return sendBy{x.p.single}
+	}
+	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
+		return t.rt
 	}
 	return x.p.inbound
 }

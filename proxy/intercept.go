@@ -165,7 +165,7 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 		return
 	}
 	i.count(handshakeIntercepted)
-	host := t.target
+	host := t.name
 	if name := conn.ConnectionState().ServerName; name != "" {
 		_, port, _ := net.SplitHostPort(t.target)
 		host = net.JoinHostPort(name, port)
@@ -174,10 +174,10 @@ func (t *tunnel) serveTLS(client *bufio.Reader, exchange http.Handler) {
 	tr.TLSClientConfig = t.tls()
 	var used sync.Once
 	t.serveHTTP(closingConn{conn, once.closed}, "https", host, tr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		used.Do(func() { i.served(t.target) })
+		used.Do(func() { i.served(t.name) })
 		exchange.ServeHTTP(w, r)
 	}))
-	used.Do(func() { i.left(t.target, false) })
+	used.Do(func() { i.left(t.name, false) })
 }
 
 // failed judges a handshake that came to nothing. Half a hello says nothing about

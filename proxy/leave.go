@@ -17,7 +17,7 @@ import (
 func (x *exchange) leave(r *http.Request) {
 	found := x.contexts(r)
 	x.attribute(r, found)
-	tells := x.policy.TrustDestination == nil || x.policy.TrustDestination(authority(r.URL))
+	tells := x.tells(r)
 	x.nameAncestry(r, tells)
 	if !tells {
 		delete(r.Header, headerBaggage)
@@ -39,6 +39,18 @@ func (x *exchange) leave(r *http.Request) {
 		ids := x.p.tylo.IDs(x.context)
 		x.tylo, x.context.State = &ids, ids.Annotate(x.context.State)
 	}
+}
+
+// tells reports whether the destination of r is told ancestry and baggage.
+func (x *exchange) tells(r *http.Request) bool {
+	rule := x.policy.TrustDestination
+	if rule == nil {
+		return true
+	}
+	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
+		return rule(t.vouched(r.Context(), r.URL))
+	}
+	return rule(authority(r.URL))
 }
 
 // attribute asks the ladder whose call this is.

@@ -70,6 +70,7 @@ type metrics struct {
 	commitWait  prometheus.Histogram
 	limits      *prometheus.CounterVec // limit
 	tunnels     *prometheus.CounterVec // kind
+	redirects   *prometheus.CounterVec // direction, outcome
 	handshakes  *prometheus.CounterVec // outcome
 	cards       *prometheus.CounterVec // outcome
 	discoveries *prometheus.CounterVec // outcome
@@ -123,7 +124,8 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		handoffs:    counter("wopproxy_handoffs_total", "Calls by which runs have other hosts do something, by the states that they have come to.", "protocol", "state"),
 		commits:     counter("wopproxy_commit_waits_total", "Answers that waited for their link, by how the wait ended.", "outcome"),
 		limits:      counter("wopproxy_limit_hits_total", "Bounds that were reached.", "limit"),
-		tunnels:     counter("wopproxy_tunnels_total", "CONNECT tunnels, by what was found inside.", "kind"),
+		tunnels:     counter("wopproxy_tunnels_total", "Tunnels, by CONNECT and of redirected connections, by what was found inside.", "kind"),
+		redirects:   counter("wopproxy_redirected_connections_total", "Connections to the listeners of transparent mode, by what became of them.", "direction", "outcome"),
 		handshakes:  counter("wopproxy_interceptions_total", "TLS connections of the host that were to be intercepted.", "outcome"),
 		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
 		annotations: counter("wopproxy_causation_annotations_total", "Events that an event on another host is known to have caused, by what became of payload.causationHostId; and what could not be read to tell.", "outcome"),
@@ -150,7 +152,7 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		gauge("wopproxy_live_runs", "Runs that are live on this host.", func() int { return live().runs }),
 		gauge("wopproxy_bindings", "Conversation ids bound to live runs.", func() int { return live().bindings }),
 		gauge("wopproxy_webhooks", "Requests for A2A webhooks that are remembered.", func() int { return live().webhooks }),
-		gauge("wopproxy_tunnels", "CONNECT tunnels that are open.", func() int { return live().tunnels }),
+		gauge("wopproxy_tunnels", "Tunnels that are open, by CONNECT and of redirected connections.", func() int { return live().tunnels }),
 		gauge("wopproxy_handoffs_open", "Calls of runs to other hosts of which more may be seen.", func() int { return live().handoffs }),
 		gauge("wopproxy_followed_runs", "Runs whose event logs wopproxy reads itself.", func() int { return live().followed }))
 	m.resolve()
@@ -163,6 +165,9 @@ func (m *metrics) resolve() {
 	for _, d := range []direction{ingress, egress} {
 		for _, r := range wire.Refusals() {
 			m.refusals.WithLabelValues(string(d), string(r))
+		}
+		for _, o := range []redirectOutcome{redirectTaken, redirectDirect, redirectLoop, redirectRefused, redirectUnreachable} {
+			m.redirects.WithLabelValues(string(d), string(o))
 		}
 		for _, o := range []webhookOutcome{webhookAsked, webhookKnown, webhookAmbiguous} {
 			m.webhooks.WithLabelValues(string(d), string(o))

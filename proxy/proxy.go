@@ -53,6 +53,8 @@ type Options struct {
 	GRPCUpstream *url.URL       // where the host takes gRPC; default Upstream
 	EgressAddr   netip.AddrPort // where Egress is served: calls that lead back there are refused; default: not known
 
+	Transparent []netip.AddrPort // where RedirectedIngress and RedirectedEgress listen: what is meant for there is refused; default: not known
+
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
 	Quarantine   time.Duration // a run that ended still counts as live this long; default 1 s, negative: not at all
 	MaxRuns      int           // live runs at most; default 100 000
@@ -63,7 +65,7 @@ type Options struct {
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxHandoffs  int           // handoffs that are remembered at most; default 15 000
-	MaxTunnels   int           // CONNECT tunnels open at once; default 10 000
+	MaxTunnels   int           // tunnels open at once, by CONNECT and of redirected connections; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
@@ -96,6 +98,7 @@ type Proxy struct {
 	spoken     endpoints
 	processes  *processes
 	tunnels    tunnels
+	circle     circle
 	bodies     atomic.Int64 // bytes that exchanges hold of large bodies
 	watch      *watcher
 	advertised *advertised
@@ -105,6 +108,7 @@ type Proxy struct {
 
 	signedCard  sync.Once // the warning of a signed agent card
 	foreignName sync.Once // that of a host that goes by another name
+	ownCall     sync.Once // that of rules which do not exempt our own calls
 }
 
 // New checks o and p and returns a Proxy. It opens nothing and starts nothing.
@@ -209,8 +213,8 @@ func (p *Proxy) SetPolicy(pol Policy) error {
 	return nil
 }
 
-// Drain waits until every CONNECT tunnel is closed, or cuts what is left when
-// ctx ends. Call it after the egress listener has stopped accepting.
+// Drain waits until every tunnel is closed, or cuts what is left when ctx ends.
+// Call it after the listeners that open them have stopped accepting.
 func (p *Proxy) Drain(ctx context.Context) error {
 	err := p.tunnels.drain(ctx)
 	// A connection that was opened and never used holds up the next server's

@@ -137,8 +137,10 @@ func (p *Proxy) mayDial(resolved string) error {
 	pol := p.policy.Load()
 	for _, end := range endsOf(ap.Addr()) {
 		switch {
-		case p.servesEgress(netip.AddrPortFrom(end, ap.Port())):
+		case leadsTo(p.o.EgressAddr, netip.AddrPortFrom(end, ap.Port())):
 			return forbiddenAddress{addr: ap, why: "is egress.listen of this proxy: the call would go round in circles", loop: true}
+		case p.takesRedirected(netip.AddrPortFrom(end, ap.Port())):
+			return forbiddenAddress{addr: ap, why: "is ingress.transparent or egress.transparent of this proxy, which take no calls", loop: true}
 		case pol.DenyLinkLocal && (end.IsLinkLocalUnicast() || end.IsLinkLocalMulticast() || slices.Contains(metadataAddrs, end)):
 			return forbiddenAddress{addr: ap, why: "is link-local or a cloud's for credentials, and egress.denyLinkLocal forbids it"}
 		case allows(pol.DenyAddress, end, false):
@@ -180,10 +182,10 @@ func endsOf(a netip.Addr) []netip.Addr {
 	return []netip.Addr{a}
 }
 
-// servesEgress reports whether Egress is served at end. Base paths can be put
-// one into another, so a single request could pass us thousands of times.
-func (p *Proxy) servesEgress(end netip.AddrPort) bool {
-	own := p.o.EgressAddr
+// leadsTo reports whether what is served at own, if that is known, is reached at
+// end. Base paths can be put one into another, so a single request to Egress could
+// pass us thousands of times.
+func leadsTo(own, end netip.AddrPort) bool {
 	switch {
 	case !own.IsValid() || own.Port() != end.Port():
 		return false

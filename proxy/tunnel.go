@@ -16,8 +16,9 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry"
 )
 
-// tunnels knows every CONNECT tunnel that is open. http.Server forgets a
-// connection once it is hijacked, so the drain must count them itself.
+// tunnels knows every tunnel that is open. http.Server forgets a connection once
+// it is hijacked, and never knew one that was redirected, so the drain must count
+// them itself.
 type tunnels struct {
 	mu    sync.Mutex
 	open  map[*tunnel]struct{}
@@ -25,14 +26,17 @@ type tunnels struct {
 	empty chan struct{} // non-nil while a drain waits; closed with the last tunnel
 }
 
-// tunnel is one open CONNECT tunnel.
+// tunnel is one open tunnel: by CONNECT, or of a redirected connection.
 type tunnel struct {
 	set      *tunnels
-	target   string         // host:port of the CONNECT request
+	target   string         // host:port of the CONNECT request, or where the connection was to go
+	name     string         // target as rules know it: by the name that TLS asks for, if that is all there is
 	run      ancestry.RunID // from the credential of the CONNECT request, if any
 	client   net.Conn
 	upstream net.Conn
 	dial     dialFunc // for connections beyond upstream
+
+	redirected direction // the way of a redirected connection; empty: it was opened by CONNECT
 
 	maxHeader int // bytes of a request inside
 
@@ -40,10 +44,11 @@ type tunnel struct {
 	intercept *interceptor   // nil: TLS passes blind
 
 	mu     sync.Mutex
-	quiet  bool         // nobody has spoken yet
-	ending bool         // a drain wants it to end
-	cut    bool         // closed
-	server *http.Server // once the tunnel is known to carry HTTP
+	quiet  bool              // nobody has spoken yet
+	ending bool              // a drain wants it to end
+	cut    bool              // closed
+	server *http.Server      // once the tunnel is known to carry HTTP
+	names  map[string]string // what was claimed of target, and what of it counts
 }
 
 // add reports false when there are too many.
@@ -152,7 +157,7 @@ func (t *tunnel) close() {
 func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	defer t.set.remove(t)
 	defer t.close()
-	client := bufio.NewReader(t.client)
+	client := bufio.NewReaderSize(t.client, t.ahead())
 	t.mu.Lock()
 	t.quiet = true
 	ending := t.ending
@@ -167,6 +172,10 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	t.mu.Lock()
 	t.quiet = false
 	t.mu.Unlock()
+	t.name = t.target
+	if t.redirected != "" {
+		kind = t.asRedirected(kind, client)
+	}
 	opened(kind)
 	switch kind {
 	case tunnelHTTP1, tunnelH2C:
@@ -175,7 +184,7 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 		}
 		t.serveHTTP(t.onceConn(client), "http", t.target, t.transport(kind), exchange)
 	case tunnelTLS:
-		if t.intercept == nil || !t.intercept.wants(t.target) {
+		if t.intercept == nil || !t.intercept.wants(t.name) {
 			t.pipe(client, early)
 			return
 		}
@@ -229,6 +238,9 @@ func (t *tunnel) serveHTTP(conn closingConn, scheme, host string, tr *http.Trans
 		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r.URL.Scheme, r.URL.Host = scheme, host
+			if t.redirected == egress && scheme == "http" {
+				r.URL.Host = claimed(r, t.target)
+			}
 			exchange.ServeHTTP(w, r)
 		}),
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: MaxStreams},
@@ -260,7 +272,7 @@ type closingConn struct {
 // ahead.
 func (t *tunnel) onceConn(client *bufio.Reader) closingConn {
 	closed := make(chan struct{})
-	return closingConn{&onceConn{Conn: t.client, r: client, target: t.target, closed: closed}, closed}
+	return closingConn{&onceConn{Conn: t.client, r: client, target: t.name, closed: closed}, closed}
 }
 
 // tunnelKey is the context key of *inTunnel.
@@ -299,10 +311,10 @@ func (t *tunnel) tls() *tls.Config {
 func (t *tunnel) reuse() dialFunc {
 	ready := make(chan net.Conn, 1)
 	ready <- t.upstream
-	_, port, _ := net.SplitHostPort(t.target) // checked by connect
+	host, port, _ := net.SplitHostPort(t.target) // checked by connect, or of the kernel's
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if _, other, err := net.SplitHostPort(addr); err == nil && other != port {
-			return t.dial(ctx, network, addr)
+			return t.dial(ctx, network, net.JoinHostPort(host, other)) // whatever a request claims
 		}
 		select {
 		case c := <-ready:

@@ -10,6 +10,7 @@
 //	wopproxy inject -f FILE                   put a wopproxy beside the hosts of a manifest
 //	wopproxy webhook -service NAME ...        put one beside the hosts of a cluster
 //	wopproxy health                           say whether one is ready
+//	wopproxy redirect -inbound P -outbound P  have the kernel lead a pod's TCP to its wopproxy
 //	wopproxy demo                             watch a run cross three hosts
 //	wopproxy version                          say what this is
 //
@@ -56,6 +57,7 @@ var commands = []command{
 	{"inject", "put a wopproxy beside the hosts of a manifest", injectCommand},
 	{"webhook", "put a wopproxy beside the hosts of a cluster", webhookCommand},
 	{"health", "say whether a wopproxy is ready", healthCommand},
+	{"redirect", "have the kernel lead a pod's TCP to its wopproxy", redirectCommand},
 	{"demo", "watch a run cross three hosts", demoCommand},
 	{"version", "say what this is", versionCommand},
 }

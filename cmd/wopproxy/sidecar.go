@@ -51,8 +51,9 @@ type sidecar struct {
 
 // listeners are the addresses that a sidecar serves on.
 type listeners struct {
-	ingress, egress, admin net.Listener
-	health                 net.Listener // nil: none is configured
+	ingress, egress, admin      net.Listener
+	redirectedIn, redirectedOut net.Listener // nil: none is configured
+	health                      net.Listener // likewise
 }
 
 // listen binds all of them, before anything is served: a start works or fails
@@ -68,6 +69,8 @@ func listen(c *config.Config) (*listeners, error) {
 		{"egress.listen", c.Egress.Listen, &l.egress},
 		{"admin.listen", c.Admin.Listen, &l.admin},
 		{"admin.health", c.Admin.Health, &l.health},
+		{"ingress.transparent", c.Ingress.Transparent, &l.redirectedIn},
+		{"egress.transparent", c.Egress.Transparent, &l.redirectedOut},
 	} {
 		if b.addr == "" {
 			continue
@@ -83,7 +86,7 @@ func listen(c *config.Config) (*listeners, error) {
 
 func (l *listeners) close() error {
 	var errs []error
-	for _, ln := range []net.Listener{l.ingress, l.egress, l.admin, l.health} {
+	for _, ln := range []net.Listener{l.ingress, l.egress, l.admin, l.redirectedIn, l.redirectedOut, l.health} {
 		if ln != nil {
 			errs = append(errs, ln.Close())
 		}
@@ -170,8 +173,7 @@ func (s *sidecar) run(ctx context.Context) error {
 	reloader := begin(ctx, s.watch())
 	// What is read here is no traffic: it must not hold up the drain, nor the host's.
 	follower := begin(ctx, func(ctx context.Context) error { s.proxy.Follow(ctx); return nil })
-	s.log.InfoContext(ctx, "serving", "host", c.Host.ID, "ingress", s.ingress.Addr().String(),
-		"egress", s.egress.Addr().String(), "admin", s.admin.Addr().String())
+	s.log.InfoContext(ctx, "serving", s.addresses()...)
 	close(s.serving)
 
 	select {
@@ -191,6 +193,18 @@ func (s *sidecar) run(ctx context.Context) error {
 	return err
 }
 
+// addresses says where the host is served, for the log.
+func (s *sidecar) addresses() []any {
+	a := []any{"host", s.started.Host.ID, "ingress", s.ingress.Addr().String(), "egress", s.egress.Addr().String(), "admin", s.admin.Addr().String()}
+	if s.redirectedIn != nil {
+		a = append(a, "transparent_ingress", s.redirectedIn.Addr().String())
+	}
+	if s.redirectedOut != nil {
+		a = append(a, "transparent_egress", s.redirectedOut.Addr().String())
+	}
+	return a
+}
+
 // serveTraffic serves ingress and egress until ctx ends and all that was in
 // flight is done, tunnels included, or the drain has had its time. When one
 // listener fails, the other stops too.
@@ -199,10 +213,15 @@ func (s *sidecar) serveTraffic(ctx context.Context, c *config.Config) error {
 		return serverOptions{drain: s.drainTimeout, maxHeader: int(c.Limits.Header), connections: s.proxy.Connections()}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		return serve(ctx, s.ingress, s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), options())
-	})
-	g.Go(func() error { return serve(ctx, s.egress, s.proxy.Egress(), options()) })
+	into, out := s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), s.proxy.Egress()
+	g.Go(func() error { return serve(ctx, s.ingress, into, options()) })
+	g.Go(func() error { return serve(ctx, s.egress, out, options()) })
+	if s.redirectedIn != nil {
+		g.Go(func() error { return serve(ctx, s.proxy.RedirectedIngress(s.redirectedIn, into), into, options()) })
+	}
+	if s.redirectedOut != nil {
+		g.Go(func() error { return serve(ctx, s.proxy.RedirectedEgress(s.redirectedOut, out), out, options()) })
+	}
 	g.Go(func() error {
 		<-ctx.Done()
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.drainTimeout())
