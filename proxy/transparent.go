@@ -124,38 +124,57 @@ func (l *redirected) tunnel(c net.Conn, dst netip.AddrPort) {
 		return
 	}
 	defer p.tunnels.remove(t)
-	if outcome := l.connect(t, dst); outcome != redirectTaken {
+	outcome, done := l.connect(t, dst)
+	defer done()
+	if outcome != redirectTaken {
 		l.refuse(c, outcome)
 		t.close()
 		return
 	}
-	defer p.circle.leave(t, dst)
 	l.count(redirectTaken)
 	t.serve(l.exchange, func(k tunnelKind) { p.metrics.tunnels.WithLabelValues(string(k)).Inc() })
 }
 
-// connect opens the way to where the tunnel leads.
-func (l *redirected) connect(t *tunnel, dst netip.AddrPort) redirectOutcome {
+// connect opens the way to where the tunnel leads. done is called when t is over.
+func (l *redirected) connect(t *tunnel, dst netip.AddrPort) (o redirectOutcome, done func()) {
+	done = func() {}
+	from := pair{addrPort(t.client.RemoteAddr()), dst}
+	if l.p.circle.has(from) {
+		return l.loop(t), done
+	}
 	upstream, err := l.dial(context.Background(), "tcp", t.target) // bounded by its own timeout
-	if err == nil && !t.attach(&t.upstream, upstream) {
-		return redirectRefused // the drain was faster
+	if err != nil {
+		return l.failed(t, err), done
 	}
-	if err == nil && !l.p.circle.enter(t, dst) {
-		l.p.circle.leave(t, dst)
-		l.p.ownCall.Do(func() {
-			l.p.o.Logger.Error("wopproxy's own calls are redirected to itself, and are refused: the rules have to exempt the user that it runs as, see wopproxy redirect -uid",
-				"direction", l.dir, "peer", t.target)
-		})
-		return redirectLoop
+	if !t.attach(&t.upstream, upstream) {
+		return redirectRefused, done // the drain was faster
 	}
-	if err == nil {
-		return redirectTaken
+	to := pair{addrPort(upstream.LocalAddr()), dst}
+	l.p.circle.add(to)
+	done = func() { l.p.circle.remove(to) }
+	if l.p.circle.has(from) {
+		// What has come of it by now has to find it.
+		return l.loop(t), func() { time.AfterFunc(dialTimeout, done) }
 	}
+	return redirectTaken, done
+}
+
+// failed says what it comes to that where t leads was not reached.
+func (l *redirected) failed(t *tunnel, err error) redirectOutcome {
 	l.p.o.Logger.Warn("next hop failed", "direction", l.dir, "peer", t.target, "err", err)
 	if _, ok := errors.AsType[forbiddenAddress](err); ok {
 		return redirectRefused
 	}
 	return redirectUnreachable
+}
+
+// loop says, once, what has to be done about t, which is a call of ours.
+func (l *redirected) loop(t *tunnel) redirectOutcome {
+	l.p.ownCall.Do(func() {
+		l.p.o.Logger.Error("wopproxy's own calls are redirected to itself, and are refused: the rules have to exempt the user that it runs as, see wopproxy redirect -uid",
+			"direction", l.dir, "peer", t.target)
+	})
+	return redirectLoop
 }
 
 // refuse ends a connection as one that could not be opened, as far as that is
@@ -173,31 +192,35 @@ func (l *redirected) count(o redirectOutcome) {
 }
 
 // circle knows the connections that redirected ones go on by. Where the rules do
-// not exempt our own calls, each of them would come back as a new one, without
-// end. One may come back before it is noted here: then the next one does not.
+// not exempt our own calls, each of them comes back as a new one, which would go on
+// by another without end. Both ends tell a connection: to another address the same
+// port may be in use. One may come back before it is noted here, and is then found
+// out a round later.
 type circle struct {
 	mu  sync.Mutex
-	own map[pair]struct{}
+	own map[pair]struct{} // from our side
 }
 
-// enter notes by which connection t goes on, and reports false if that by which
-// it has come is one of those. Both ends count: to another address the same port
-// may be in use.
-func (c *circle) enter(t *tunnel, dst netip.AddrPort) bool {
+func (c *circle) has(p pair) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.own[p]
+	return ok
+}
+
+func (c *circle) add(p pair) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.own == nil {
 		c.own = make(map[pair]struct{})
 	}
-	c.own[pair{addrPort(t.upstream.LocalAddr()), dst}] = struct{}{}
-	_, ours := c.own[pair{addrPort(t.client.RemoteAddr()), dst}]
-	return !ours
+	c.own[p] = struct{}{}
 }
 
-func (c *circle) leave(t *tunnel, dst netip.AddrPort) {
+func (c *circle) remove(p pair) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.own, pair{addrPort(t.upstream.LocalAddr()), dst})
+	delete(c.own, p)
 }
 
 // addrPort is the address of one end of a connection.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -20,8 +21,9 @@ import (
 // netns is a network namespace, whose loopback is its own: nobody else's is reached
 // there, and all ports are free.
 type netns struct {
-	name string
-	addr string // of its end of the cable
+	name  string
+	addr  string // of its end of the cable
+	addr6 string // the same for IPv6
 }
 
 // newPair makes two network namespaces with a cable between them.
@@ -38,7 +40,7 @@ func newPair(t testing.TB) [2]*netns {
 		missing(t, "no ip", "install iproute2")
 	}
 	id := randomHex(6)[:6]
-	pair := [2]*netns{{"wop-a-" + id, "10.77.0.1"}, {"wop-b-" + id, "10.77.0.2"}}
+	pair := [2]*netns{{"wop-a-" + id, "10.77.0.1", "fd77::1"}, {"wop-b-" + id, "10.77.0.2", "fd77::2"}}
 	for _, n := range pair {
 		if err := ip("netns", "add", n.name); err != nil {
 			t.Skip("network namespaces take a right that is not there: ", err)
@@ -59,6 +61,11 @@ func newPair(t testing.TB) [2]*netns {
 			[]string{"-n", n.name, "addr", "add", n.addr + "/24", "dev", "cable"},
 			[]string{"-n", n.name, "link", "set", "lo", "up"},
 			[]string{"-n", n.name, "link", "set", "cable", "up"})
+	}
+	if _, err := os.Stat("/proc/net/if_inet6"); err == nil {
+		for _, n := range pair {
+			steps = append(steps, []string{"-n", n.name, "addr", "add", n.addr6 + "/64", "dev", "cable", "nodad"})
+		}
 	}
 	for _, s := range steps {
 		if err := ip(s...); err != nil {
@@ -89,12 +96,24 @@ func (n *netns) do(f func() error) error {
 	return <-done
 }
 
+// dial opens a connection from inside of the namespace.
+func (n *netns) dial(ctx context.Context, network, addr string) (c net.Conn, err error) {
+	err = n.do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+	return c, err
+}
+
+// listen opens a listener in the namespace.
+func (n *netns) listen(t testing.TB, addr string) (ln net.Listener) {
+	t.Helper()
+	if err := n.do(func() (err error) { ln, err = net.Listen("tcp", addr); return err }); err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
 // client calls from inside of the namespace, through a proxy or none.
 func (n *netns) client(t testing.TB, proxy string) *http.Client {
-	tr := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-		err = n.do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
-		return c, err
-	}}
+	tr := &http.Transport{DialContext: n.dial}
 	if proxy != "" {
 		u, err := url.Parse(proxy)
 		if err != nil {
@@ -113,9 +132,7 @@ func (n *netns) newHost(t testing.TB, hostID string, major int) *owHost {
 	h := newToy(major)
 	server := httptest.NewUnstartedServer(h)
 	_ = server.Listener.Close()
-	if err := n.do(func() (err error) { server.Listener, err = net.Listen("tcp", "127.0.0.1:0"); return err }); err != nil {
-		t.Fatal(err)
-	}
+	server.Listener = n.listen(t, "127.0.0.1:0")
 	server.Start()
 	t.Cleanup(server.Close)
 	h.base = server.URL
