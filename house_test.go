@@ -36,7 +36,7 @@ var rooms = map[string][]string{
 	"carry":                 {},
 	"charts":                {},
 	"cmd/wopproxy": {
-		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "deploy/webhook", "proxy",
+		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "deploy/webhook", "proxy", "redirect",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
 	},
 	"audit":  {},
@@ -49,6 +49,7 @@ var rooms = map[string][]string{
 	"proxy/internal/attribution": {"ancestry"},
 	"proxy/internal/openwop":     {},
 	"proxy/internal/wire":        {},
+	"redirect":                   {"github.com/google/nftables"},
 	"deploy":                     {},
 	"deploy/compose":             {},
 	"deploy/inject":              {"carry", "config", "gopkg.in/yaml.v3"},
@@ -79,6 +80,7 @@ var oneFile = map[string][]string{
 	"github.com/dunglas/httpsfv":   {"ancestry/header.go"},
 	"github.com/oklog/ulid/v2":     {"ancestry/runid.go"},
 	"github.com/fsnotify/fsnotify": {"cmd/wopproxy/reload.go"},
+	"github.com/google/nftables":   {"redirect/redirect_linux.go"},
 }
 
 // inTests are the libraries that only tests, and packages for tests, import.

@@ -677,8 +677,9 @@ type Limits struct {
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.
 	Queue int `yaml:"queue" min:"1" max:"1000000" restart:"yes"`
-	// Tunnels is how many CONNECT tunnels may be open; further ones are refused
-	// with 503. Default 10000; 1 to 1000000. A change needs a restart.
+	// Tunnels is how many tunnels may be open out of the host, by CONNECT or
+	// redirected, and how many that are redirected into it; further ones are refused
+	// with 503, or reset. Default 10000; 1 to 1000000. A change needs a restart.
 	Tunnels int `yaml:"tunnels" min:"1" max:"1000000" restart:"yes"`
 	// Connections is how many connections of clients each listener holds open,
 	// besides tunnels and what else was upgraded. With one more, the one that has

@@ -144,6 +144,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Ingress: config.Ingress{
 			Listen:         "[::1]:18088",
+			Transparent:    ":8188",
 			Upstream:       mustURL("https://agent.internal:8443/base"),
 			GRPCUpstream:   mustURL("http://agent.internal:50051"),
 			Host:           config.HostUpstream,
@@ -155,6 +156,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Egress: config.Egress{
 			Listen:       "localhost:18089",
+			Transparent:  ":8189",
 			ConnectPorts: []int{443, 8443},
 			DenyAddresses: config.CIDRs{
 				{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, {Prefix: netip.MustParsePrefix("fd00::/8")},
@@ -313,7 +315,7 @@ func TestRestartKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.ca.cert", "egress.ca.key", "egress.ca.create", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.health", "admin.pprof",
+		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.transparent", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.transparent", "egress.ca.cert", "egress.ca.key", "egress.ca.create", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.health", "admin.pprof",
 		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",

@@ -65,7 +65,7 @@ type Options struct {
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxHandoffs  int           // handoffs that are remembered at most; default 15 000
-	MaxTunnels   int           // tunnels open at once, by CONNECT and of redirected connections; default 10 000
+	MaxTunnels   int           // tunnels open at once, by CONNECT and of redirected connections, either way; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
 	SingleFlight bool          // attribute a call to the only live run when there is nothing else to go by
@@ -97,7 +97,8 @@ type Proxy struct {
 	tylo       *wire.TyloTable
 	spoken     endpoints
 	processes  *processes
-	tunnels    tunnels
+	tunnels    tunnels // out of the host
+	entries    tunnels // into it; callers can't use up what the host has
 	circle     circle
 	bodies     atomic.Int64 // bytes that exchanges hold of large bodies
 	watch      *watcher
@@ -157,6 +158,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 		handoffs:  ancestry.NewHandoffs(o.MaxHandoffs),
 		processes: newProcesses(),
 		tunnels:   tunnels{limit: o.MaxTunnels},
+		entries:   tunnels{limit: o.MaxTunnels},
 		tylo:      wire.NewTyloTable(tyloIDs, time.Hour),
 	}
 	if err := px.SetPolicy(p); err != nil {
@@ -179,7 +181,7 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.follower = newFollower(px)
 	px.metrics = newMetrics(o.Registerer, func() holdings {
 		runs, bindings := px.runs.Len()
-		return holdings{runs, bindings, px.webhooks.Len(), px.tunnels.len(), px.handoffs.Open(), px.follower.len()}
+		return holdings{runs, bindings, px.webhooks.Len(), px.tunnels.len() + px.entries.len(), px.handoffs.Open(), px.follower.len()}
 	})
 	return px, nil
 }
@@ -216,12 +218,16 @@ func (p *Proxy) SetPolicy(pol Policy) error {
 // Drain waits until every tunnel is closed, or cuts what is left when ctx ends.
 // Call it after the listeners that open them have stopped accepting.
 func (p *Proxy) Drain(ctx context.Context) error {
+	var entries error
+	var wait sync.WaitGroup
+	wait.Go(func() { entries = p.entries.drain(ctx) })
 	err := p.tunnels.drain(ctx)
+	wait.Wait()
 	// A connection that was opened and never used holds up the next server's
 	// own shutdown for five seconds.
 	p.inbound.closeIdle()
 	p.outbound.closeIdle()
-	return err
+	return errors.Join(err, entries)
 }
 
 // Live lists the runs that are live now, longest idle first.

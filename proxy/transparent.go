@@ -42,7 +42,7 @@ func (p *Proxy) RedirectedIngress(ln net.Listener, h http.Handler) net.Listener 
 	dial := (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	own := upstreamPort(p.o.Upstream)
 	return &redirected{
-		Listener: ln, p: p, dir: ingress, exchange: h, dial: dial,
+		Listener: ln, p: p, dir: ingress, tunnels: &p.entries, exchange: h, dial: dial,
 		straight: func(dst netip.AddrPort) bool { return dst.Port() == own },
 	}
 }
@@ -65,7 +65,7 @@ func upstreamPort(u *url.URL) uint16 {
 // gives none.
 func (p *Proxy) RedirectedEgress(ln net.Listener, h http.Handler) net.Listener {
 	return &redirected{
-		Listener: ln, p: p, dir: egress, exchange: h, dial: p.dialOut, intercept: p.intercept,
+		Listener: ln, p: p, dir: egress, tunnels: &p.tunnels, exchange: h, dial: p.dialOut, intercept: p.intercept,
 		straight: func(netip.AddrPort) bool { return false },
 	}
 }
@@ -75,6 +75,7 @@ type redirected struct {
 	net.Listener
 	p         *Proxy
 	dir       direction
+	tunnels   *tunnels
 	exchange  http.Handler // for requests found inside
 	dial      dialFunc
 	intercept *interceptor
@@ -115,15 +116,15 @@ func (l *redirected) direct(c net.Conn) {
 func (l *redirected) tunnel(c net.Conn, dst netip.AddrPort) {
 	p := l.p
 	t := &tunnel{
-		set: &p.tunnels, target: dst.String(), redirected: l.dir, client: c,
+		set: l.tunnels, target: dst.String(), redirected: l.dir, client: c,
 		dial: l.dial, roots: p.o.Roots, intercept: l.intercept, maxHeader: p.o.MaxHeader,
 	}
-	if !p.tunnels.add(t) {
+	if !l.tunnels.add(t) {
 		p.metrics.limit(limitTunnels)
 		l.refuse(c, redirectRefused)
 		return
 	}
-	defer p.tunnels.remove(t)
+	defer l.tunnels.remove(t)
 	outcome, done := l.connect(t, dst)
 	defer done()
 	if outcome != redirectTaken {

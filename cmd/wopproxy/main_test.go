@@ -73,6 +73,13 @@ func TestCommands(t *testing.T) {
 		{"webhook with a configuration that is none", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-config", bad}, 1, "", "hosst: unknown key"},
 		{"webhook with an unknown setting", []string{"webhook", "-set", "cary=auto"}, 2, "", "there is no setting cary"},
 		{"webhook outside of a cluster", []string{"webhook", "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d"}, 1, "", "KUBERNETES_SERVICE_PORT are not set"},
+		{"redirect nothing", []string{"redirect"}, 2, "", "give the port of ingress.transparent, of egress.transparent or both"},
+		{"redirect to no port", []string{"redirect", "-inbound", "0"}, 2, "", `"0" is not a port`},
+		{"redirect what are no ports", []string{"redirect", "-app-ports", "80,http"}, 2, "", `"http" is not a port`},
+		{"redirect what is no network", []string{"redirect", "-exclude-outbound-cidrs", "10.0.0.1"}, 2, "", "write 10.0.0.1/32"},
+		{"redirect for nobody", []string{"redirect", "-uid", "4294967295", "-inbound", "1"}, 2, "", "4294967295 is no user"},
+		{"redirect for root", []string{"redirect", "-uid", "0", "-inbound", "1"}, 2, "", "run wopproxy as a user of its own"},
+		{"print rules", []string{"redirect", "-inbound", "1", "-exclude-inbound-ports", "", "-print"}, 0, "iifname \"lo\" return\n\t\tmeta l4proto tcp redirect to :1\n", ""},
 		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
 	}
 	for _, tt := range tests {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -59,9 +60,7 @@ func newPodWith(t *testing.T, overrides func(*pod) settings) *pod {
 		"ancestry.store.bolt.dir": filepath.Join(p.dir, "store"), "ancestry.commitTimeout": "10s",
 		"drain.delay": "0s",
 	}
-	for key, v := range overrides(p) {
-		p.values[key] = v
-	}
+	maps.Copy(p.values, overrides(p))
 	p.redirect(t, "-inbound", "8188", "-outbound", "8189", "-exclude-outbound-ports", "53,9999", "-exclude-outbound-cidrs", "10.77.0.3/32,fd77::3/128")
 	p.launch(t)
 	return p
@@ -597,13 +596,13 @@ func TestRedirectRules(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		print := execute(t, append(args, "-print")...)
-		if err := print.success(t); err != nil {
+		script := execute(t, append(args, "-print")...)
+		if err := script.success(t); err != nil {
 			t.Fatal(err)
 		}
-		script := exec.Command("ip", "netns", "exec", pair[1].name, nft, "-f", "-")
-		script.Stdin = print.stdout
-		if out, err := script.CombinedOutput(); err != nil {
+		load := exec.Command("ip", "netns", "exec", pair[1].name, nft, "-f", "-")
+		load.Stdin = script.stdout
+		if out, err := load.CombinedOutput(); err != nil {
 			t.Fatalf("nft -f: %v: %s", err, out)
 		}
 		if got, want := list(pair[0]), list(pair[1]); got != want || !strings.Contains(want, "redirect to") {

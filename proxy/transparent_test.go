@@ -1,0 +1,137 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// hello is what a client of TLS says first to a server of that name.
+func hello(t testing.TB, name string) []byte {
+	t.Helper()
+	client, server := net.Pipe()
+	defer server.Close()
+	go func() { // ends with the pipe
+		_ = tls.Client(client, &tls.Config{ServerName: name, InsecureSkipVerify: name == "", NextProtos: []string{"h2"}}).Handshake()
+		client.Close()
+	}()
+	head := make([]byte, recordHeader)
+	if _, err := io.ReadFull(server, head); err != nil {
+		t.Fatal(err)
+	}
+	rest := make([]byte, int(head[3])<<8|int(head[4]))
+	if _, err := io.ReadFull(server, rest); err != nil {
+		t.Fatal(err)
+	}
+	return append(head, rest...)
+}
+
+// FuzzHelloName looks for a hello that can't be read, and takes nothing of any.
+func FuzzHelloName(f *testing.F) {
+	whole := hello(f, "tools.example.com")
+	for _, b := range [][]byte{whole, hello(f, ""), whole[:40], whole[:3], append(whole, "more"...), {0x16, 3, 1, 0xff, 0xff, 1}, []byte("GET / HTTP/1.1\r\n\r\n"), nil} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bufio.NewReaderSize(bytes.NewReader(b), recordHeader+maxRecord)
+		name := helloName(r)
+		if strings.ContainsAny(name, " \x00:/") || strings.HasSuffix(name, ".") {
+			t.Errorf("helloName(%x) = %q, which is no name", b, name)
+		}
+		if rest, err := io.ReadAll(r); !bytes.Equal(rest, b) {
+			t.Errorf("helloName(%x) has left %x, %v", b, rest, err)
+		}
+	})
+}
+
+func TestHelloName(t *testing.T) {
+	whole := hello(t, "tools.example.com")
+	for _, tt := range []struct {
+		what string
+		b    []byte
+		want string
+	}{
+		{"a hello", whole, "tools.example.com"},
+		{"and more behind it", append(bytes.Clone(whole), "more"...), "tools.example.com"},
+		{"without a name", hello(t, ""), ""},
+		{"half of one", whole[:len(whole)/2], ""},
+		{"too long to be one", append([]byte{0x16, 3, 1, 0x40, 1}, make([]byte, maxRecord+1)...), ""},
+	} {
+		if got := helloName(bufio.NewReaderSize(bytes.NewReader(tt.b), recordHeader+maxRecord)); got != tt.want {
+			t.Errorf("%s: helloName = %q, want %q", tt.what, got, tt.want)
+		}
+	}
+}
+
+func TestClaimed(t *testing.T) {
+	const target = "[2001:db8::1]:8080"
+	for host, want := range map[string]string{
+		"tools.example.com":      "tools.example.com:8080",
+		"tools.example.com:9000": "tools.example.com:8080",
+		"[2001:db8::2]:80":       "[2001:db8::2]:8080",
+		"[2001:db8::2]":          "[2001:db8::2]:8080",
+		"":                       target,
+		":80":                    target,
+		"a b":                    target,
+		"tools.example.com/x":    target,
+	} {
+		if got := claimed(&http.Request{Host: host}, target); got != want {
+			t.Errorf("claimed(%q) = %q, want %q", host, got, want)
+		}
+	}
+}
+
+func TestIsAbsolute(t *testing.T) {
+	for head, want := range map[string]bool{
+		"GET http://far.example.com/ HTTP/1.1": true,
+		"GET /http://x HTTP/1.1":               false,
+		"OPTIONS * HTTP/1.1":                   false,
+		"GET ":                                 false,
+		"GET":                                  false,
+	} {
+		if got := isAbsolute([]byte(head)); got != want {
+			t.Errorf("isAbsolute(%q) = %v, want %v", head, got, want)
+		}
+	}
+}
+
+// A connection that nobody has redirected is refused: here, as where it was meant to
+// go is not known, or is the listener itself.
+func TestNotRedirected(t *testing.T) {
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1")
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.RedirectedEgress(ln, http.NotFoundHandler())
+	ended := make(chan error, 1)
+	go func() { _, err := l.Accept(); ended <- err }() // ends with ln
+	if c, err := net.Dial("tcp", ln.Addr().String()); err == nil { // it may be reset already
+		if b, err := io.ReadAll(c); err == nil || len(b) > 0 {
+			t.Errorf("read %q, %v, want a reset", b, err)
+		}
+		c.Close()
+	}
+	s.awaitSeries(t, `wopproxy_redirected_connections_total{direction="egress",outcome="direct"}`, 1)
+	ln.Close()
+	if err := receive(t, ended, "Accept to end"); err == nil {
+		t.Error("Accept gave a connection")
+	}
+}
+
+// Where they listen for redirected connections is no place to call.
+func TestCallsToRedirected(t *testing.T) {
+	p := &Proxy{o: Options{Transparent: []netip.AddrPort{{}, netip.MustParseAddrPort("[::]:8189")}}}
+	p.policy.Store(&policy{})
+	for addr, want := range map[string]bool{"127.0.0.1:8189": true, "[::1]:8189": true, "127.0.0.1:8188": false, "192.0.2.1:8189": false} {
+		if err := p.mayDial(addr); (err != nil) != want {
+			t.Errorf("mayDial(%s) = %v, want an error %v", addr, err, want)
+		}
+	}
+}
