@@ -111,7 +111,7 @@ func TestNotRedirected(t *testing.T) {
 	}
 	l := s.RedirectedEgress(ln, http.NotFoundHandler())
 	ended := make(chan error, 1)
-	go func() { _, err := l.Accept(); ended <- err }() // ends with ln
+	go func() { _, err := l.Accept(); ended <- err }()             // ends with ln
 	if c, err := net.Dial("tcp", ln.Addr().String()); err == nil { // it may be reset already
 		if b, err := io.ReadAll(c); err == nil || len(b) > 0 {
 			t.Errorf("read %q, %v, want a reset", b, err)
