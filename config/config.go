@@ -229,7 +229,8 @@ type Egress struct {
 	// DenyAddresses are networks to which calls are refused with 502, CONNECT
 	// included. Default []. What counts is the address that is dialled, whatever
 	// name led to it, and for an IPv4 address in IPv6 (NAT64, 6to4) both of them;
-	// 0.0.0.0 and :: are this machine. Connections that are open already stay.
+	// 0.0.0.0 and :: are this machine. Tunnels that are open already stay, and
+	// requests under way; connections that are kept for others are closed.
 	DenyAddresses CIDRs `yaml:"denyAddresses"`
 	// DialTimeout is how long the proxy tries to connect to a destination. Default
 	// 10s; 100ms to 2m. Past it the host is answered 504 and it is counted: longer

@@ -32,6 +32,7 @@ type client struct {
 	idle  map[string][]*clientConn // by host:port, last used last
 	n     int                      // of all of them
 	sweep *time.Timer              // runs while there are any
+	over  bool                     // nobody has asked for a connection since closeIdle
 }
 
 // Bounds of a client: those of newTransport, and of what is written at once. So
@@ -200,6 +201,7 @@ func (c *client) conn(ctx context.Context, addr string) (*clientConn, error) {
 func (c *client) take(addr string) *clientConn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.over = false
 	idle := c.idle[addr]
 	if len(idle) == 0 {
 		return nil
@@ -218,7 +220,7 @@ func (c *client) keep(conn *clientConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	idle := c.idle[conn.addr]
-	if c.n >= maxIdle || len(idle) >= maxIdleToHost || conn.raw == nil {
+	if c.over || c.n >= maxIdle || len(idle) >= maxIdleToHost || conn.raw == nil {
 		_ = conn.Close()
 		return
 	}
@@ -243,10 +245,12 @@ func (c *client) sweepIdle() {
 	}
 }
 
-// closeIdle closes what is not in use.
+// closeIdle closes what is not in use, and what is no longer, until somebody asks
+// for a connection again.
 func (c *client) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.over = true
 	c.dropLocked(func(*clientConn) bool { return true })
 }
 

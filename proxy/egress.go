@@ -23,7 +23,7 @@ func (p *Proxy) Egress() http.Handler {
 	g := goproxy.NewProxyHttpServer()
 	// By default both take an upstream proxy from the environment. In a pod
 	// whose HTTP_PROXY is this process, that would be us.
-	g.Tr, g.ConnectDial = p.outbound.http1, nil
+	g.Tr, g.ConnectDial = newTransport(p.dialOut), nil
 	g.Logger = silent{}
 	e := &egressHandler{p: p, proxy: g}
 	g.OnRequest().HandleConnectFunc(func(_ string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
@@ -72,15 +72,15 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.prepare(out)
 	x.handedOff(ancestry.HandoffDispatching)
-	x.forward(w, out, e.way(r), x.fromPeer)
+	x.forward(w, out, x.way(r), x.fromPeer)
 }
 
 // way is the way to the destination of r.
-func (e *egressHandler) way(r *http.Request) sender {
+func (x *exchange) way(r *http.Request) sender {
 	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
 		return t.rt
 	}
-	return e.p.outbound
+	return x.policy.outbound
 }
 
 // fromPeer looks at the answer to a call of the host.

@@ -82,6 +82,7 @@ type policy struct {
 	// can't tell from the header itself.
 	runIDShadow string
 	foreign     []foreignFormat
+	outbound    *transports // to the world: connections that this policy allows
 }
 
 // compile fills in defaults and checks what a caller can get wrong.

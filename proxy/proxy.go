@@ -93,7 +93,6 @@ type Proxy struct {
 	tracer     trace.Tracer    // nil: no spans
 	inbound    *transports     // to the host
 	single     *http.Transport // to the host, on a connection for each request
-	outbound   *transports     // to the world
 	tylo       *wire.TyloTable
 	spoken     endpoints
 	processes  *processes
@@ -173,8 +172,6 @@ func New(o Options, p Policy) (*Proxy, error) {
 	px.inbound = newTransports(nil)
 	px.single = newTransport(nil)
 	px.single.DisableKeepAlives = true
-	px.outbound = newTransports(px.dialOut)
-	px.outbound.trust(o.Roots)
 	px.extension = ancestry.Extension(o.HostID)
 	px.advertised = newAdvertised(px)
 	px.watch = newWatcher(px, cmp.Or(o.MaxWatched, 10_000))
@@ -205,13 +202,17 @@ func (p *Proxy) Idle() bool {
 }
 
 // SetPolicy replaces the policy. Exchanges that have begun keep the one they
-// began with.
+// began with; those that follow open connections of their own, which it allows.
 func (p *Proxy) SetPolicy(pol Policy) error {
 	ready, err := pol.compile()
 	if err != nil {
 		return err
 	}
-	p.policy.Store(ready)
+	ready.outbound = newTransports(p.dialOut)
+	ready.outbound.trust(p.o.Roots)
+	if old := p.policy.Swap(ready); old != nil {
+		old.outbound.closeIdle()
+	}
 	return nil
 }
 
@@ -226,7 +227,7 @@ func (p *Proxy) Drain(ctx context.Context) error {
 	// A connection that was opened and never used holds up the next server's
 	// own shutdown for five seconds.
 	p.inbound.closeIdle()
-	p.outbound.closeIdle()
+	p.policy.Load().outbound.closeIdle()
 	return errors.Join(err, entries)
 }
 

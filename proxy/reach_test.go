@@ -6,11 +6,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 )
@@ -183,6 +185,80 @@ func TestDeniedAddresses(t *testing.T) {
 	receive(t, last, "the request")
 }
 
+// A connection that is kept when its address becomes forbidden is closed, and one
+// that is in use is used for nothing else: neither leads there again.
+func TestDeniedLater(t *testing.T) {
+	last := make(chan seen, 1)
+	hold, gone := make(chan struct{}), make(chan struct{}, 9)
+	far, roots := secureServer(t, nil)
+	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		last <- seen{head: r.Header}
+		if r.URL.Path == "/hold" {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-hold:
+			case <-r.Context().Done():
+			}
+		}
+		_, _ = io.WriteString(w, "ok")
+	})
+	far.Config.Handler = answer
+	near := httptest.NewUnstartedServer(answer)
+	near.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateClosed {
+			gone <- struct{}{}
+		}
+	}
+	near.Start()
+	t.Cleanup(near.Close)
+	for name, to := range map[string]string{"HTTP/1": near.Listener.Addr().String(), "HTTP/2": far.Listener.Addr().String()} {
+		t.Run(name, func(t *testing.T) {
+			pol := Policy{OriginateTLS: func(to string) bool { return to == far.Listener.Addr().String() }}
+			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) { o.Roots, *p = roots, pol })
+			ask := func() {
+				t.Helper()
+				if code, body := s.get(t, to); code != http.StatusOK || body != "ok" {
+					t.Fatalf("answer = %d %q, want ok", code, body)
+				}
+				receive(t, last, "the request")
+			}
+			held := dialRaw(t, s.egress.URL)
+			held.send("GET http://" + to + "/hold HTTP/1.1\nHost: " + to + "\n\n")
+			resp := held.answer(http.MethodGet)
+			receive(t, last, "the request")
+			ask()
+
+			pol.DenyAddress = netip.MustParsePrefix("127.0.0.0/8").Contains
+			if err := s.SetPolicy(pol); err != nil {
+				t.Fatal(err)
+			}
+			if name == "HTTP/1" { // in HTTP/2 there is but one connection, and it is in use
+				receive(t, gone, "the idle connection to be closed")
+			}
+			select {
+			case hold <- struct{}{}:
+			case <-time.After(patience):
+				t.Fatal("the request under way has not waited")
+			}
+			if b, err := io.ReadAll(resp.Body); string(b) != "ok" || err != nil {
+				t.Errorf("the answer under way = %q, %v, want it whole", b, err)
+			}
+			s.handled.wait(t)
+			s.wantNoWay(t, to, http.StatusBadGateway, "denyAddresses")
+			if len(last) > 0 {
+				t.Error("the server was sent another request")
+			}
+
+			pol.DenyAddress = nil
+			if err := s.SetPolicy(pol); err != nil {
+				t.Fatal(err)
+			}
+			ask()
+		})
+	}
+}
+
 // A name that resolves to a public address when it is looked at, and to another
 // one when it is used, leads nowhere it should not: what is checked is what is
 // dialled, each time.
@@ -212,7 +288,7 @@ func TestDNSRebinding(t *testing.T) {
 				if code, body := s.get(t, name); originate != (code == http.StatusBadGateway) || strings.Contains(body, "egress.deny") {
 					t.Errorf("while the name is good: %d %s", code, body) // the server speaks no TLS
 				}
-				s.outbound.closeIdle() // or there would be no second look
+				s.policy.Load().outbound.closeIdle() // or there would be no second look
 				s.wantNoWay(t, name, http.StatusBadGateway, row.says)
 				if n := dns.answers(); n < 3 {
 					t.Errorf("the name was resolved %d times, want it for each connection", n)
