@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -181,6 +182,37 @@ func TestTable(t *testing.T) {
 `
 	if got := b.String(); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// TestTargets: what is above its bound stands out, and what was not measured is
+// left out.
+func TestTargets(t *testing.T) {
+	o := options{contenders: some(t, "direct", "reverseproxy", "ingress", "egress"), kinds: kinds[:2], connections: []int{64}, latencyAt: 64, rounds: 1}
+	table := newTable(o, o.contenders)
+	direct, proxy, in, out := o.contenders[0], o.contenders[1], o.contenders[2], o.contenders[3]
+	in.startup, in.idle = 12*time.Millisecond, 15<<20
+	for _, k := range kinds[:2] {
+		table.add(proxy, k, 64, figures{cpu: 40 * time.Microsecond})
+		table.add(in, k, 64, figures{cpu: 50 * time.Microsecond, resident: 20 << 20})
+		table.add(out, k, 64, figures{cpu: 30 * time.Microsecond})
+	}
+	for c, us := range map[*contender]time.Duration{direct: 10, proxy: 110, in: 310, out: 60} {
+		table.delays[0][c] = delay{us * time.Microsecond, us * time.Microsecond}
+	}
+	want := [][]string{
+		{"target", "at most", "measured"},
+		{"CPU for MCP 1 KB, × ReverseProxy", "1.00", "**ingress 1.25**, egress 0.75"},
+		{"CPU for what is not agents', × ReverseProxy", "0.95", "**ingress 1.25**, egress 0.75"},
+		{"added p50 at 1000/s, µs", "200", "**ingress 300**, egress 50"},
+		{"added p99 at 1000/s, µs", "400", "ingress 300, egress 50"},
+		{"added p50, × ReverseProxy's", "1.20", "**ingress 3.00**, egress 0.50"},
+		{"ms to start", "20", "ingress 12"},
+		{"MiB, idle", "14.0", "**ingress 15.0**"},
+		{"MiB, 64 connections", "20.0", "ingress 20.0"},
+	}
+	if got := table.held(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}
 }
 

@@ -13,7 +13,8 @@
 // of Go's library, and goproxy, each a process of its own. Proxies have one
 // processor for themselves, and clients and upstream another. What is compared is
 // measured in turns: every round has all of them, every second round in the
-// opposite order, and a cell is the median of the rounds.
+// opposite order, and a cell is the median of the rounds. Below stand the bounds
+// that wopproxy is held to and what was found, in bold where that is too much.
 //
 // The clients compare every answer with what the upstream sent, and the upstream
 // sees that wopproxy stamped every message: it exits 1 if one did not arrive as
@@ -33,6 +34,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/wopproxy/wopproxy/test/internal/program"
 )
 
 func main() {
@@ -222,6 +225,12 @@ func bench(ctx context.Context, o options, stdout, stderr io.Writer) (err error)
 	size, err := os.Stat(s.program)
 	if err != nil {
 		return err
+	}
+	if held := t.held(); len(held) > 1 {
+		fmt.Fprintln(stdout)
+		if err := program.WriteMarkdown(stdout, held); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintf(stdout, "\nwopproxy is %.1f MB. %.0f s.\n", float64(size.Size())/1e6, time.Since(began).Seconds())
 	for _, c := range s.present {

@@ -28,6 +28,9 @@ type place struct {
 // delay is what a round found at a fixed rate.
 type delay struct{ p50, p99 time.Duration }
 
+func (d delay) median() time.Duration { return d.p50 }
+func (d delay) slow() time.Duration   { return d.p99 }
+
 func newTable(o options, rows []*contender) *table {
 	t := &table{options: o, rows: rows, cells: map[place][]figures{}}
 	for range o.rounds {
@@ -98,15 +101,23 @@ func (t *table) cost(at place) string {
 	if len(own) > 1 {
 		text += fmt.Sprintf(" ± %.0f %%", spread(own))
 	}
-	other := t.column(place{t.named(at.contender.yardstick()), at.kind, at.connections}, cpuOf)
-	if len(other) != len(own) {
-		return text
+	if times := t.ratios(at); len(times) > 0 {
+		text += fmt.Sprintf(" (%.2f)", median(times))
 	}
-	var times []float64 // of the same round: what slows the machine slows both
+	return text
+}
+
+// ratios are how many times that of the yardstick an exchange costs, in each round:
+// what slows the machine slows both.
+func (t *table) ratios(at place) (times []float64) {
+	own, other := t.column(at, cpuOf), t.column(place{t.named(at.contender.yardstick()), at.kind, at.connections}, cpuOf)
+	if len(other) != len(own) {
+		return nil
+	}
 	for i := range own {
 		times = append(times, own[i]/other[i])
 	}
-	return fmt.Sprintf("%s (%.2f)", text, median(times))
+	return times
 }
 
 // rest is what else there is to say about MCP messages of 1 KB.
@@ -125,7 +136,7 @@ func (t *table) rest() [][]string {
 		for _, n := range t.connections {
 			line = append(line, whole(t.column(place{c, latencyKind, n}, func(f figures) float64 { return f.rate })))
 		}
-		line = append(line, t.added(c, func(d delay) time.Duration { return d.p50 }), t.added(c, func(d delay) time.Duration { return d.p99 }))
+		line = append(line, whole(t.longer(c, delay.median)), whole(t.longer(c, delay.slow)))
 		line = append(line, millis(c.startup), mebibytes(c.idle))
 		for _, n := range t.connections {
 			line = append(line, mebibytes(t.peak(place{c, latencyKind, n})))
@@ -139,18 +150,17 @@ func (t *table) rest() [][]string {
 	return lines
 }
 
-// added is how much longer an exchange takes than without the proxy, in the same
-// round.
-func (t *table) added(c *contender, of func(delay) time.Duration) string {
+// longer is by how much an exchange takes longer than without the proxy, in
+// microseconds, in each round that has both.
+func (t *table) longer(c *contender, of func(delay) time.Duration) (all []float64) {
 	base := t.named(c.nothing())
-	var all []float64
 	for _, round := range t.delays {
 		own, measured := round[c]
 		if other, ok := round[base]; measured && ok {
 			all = append(all, float64(of(own)-of(other))/1e3)
 		}
 	}
-	return whole(all)
+	return all
 }
 
 func cpuOf(f figures) float64 { return float64(f.cpu) }
