@@ -42,7 +42,7 @@ func (s *scores) note(k *kind, n uint64, o outcome, err error) {
 		s.halves.Add(1)
 	}
 	if o != k.want {
-		s.wrong(k, fmt.Errorf("number %d: %s, want %s: %w", n, o, k.want, err))
+		s.wrong(k, errors.Join(fmt.Errorf("number %d: %s, want %s", n, o, k.want), err))
 	}
 }
 
@@ -85,14 +85,16 @@ func (a *asker) ask(k *kind, request, answer []byte, header func([]byte), dial f
 	return o, err
 }
 
+// exchange makes one, and says whether it was the last of its connection.
 func exchange(c *rawhttp.Client, k *kind, request, answer []byte, header func([]byte)) (o outcome, last bool, err error) {
 	if k.fault == half {
-		err := c.Send(request[:len(request)/2])
-		_ = c.Abort()
-		return left, true, err
+		request = request[:len(request)/2]
 	}
 	if err := c.Send(request); err != nil {
 		return brokeOff, true, err
+	}
+	if k.fault == half {
+		return left, true, c.Abort()
 	}
 	h, err := c.Head(header)
 	switch {
@@ -103,8 +105,10 @@ func exchange(c *rawhttp.Client, k *kind, request, answer []byte, header func([]
 	case h.Status != k.status:
 		return other, true, fmt.Errorf("answered %q", c.Status())
 	case k.fault == hangs:
-		// The first event is there: whoever leaves knows what to ask for later.
-		return left, true, c.Event()
+		if err := c.Event(); err != nil { // with the task that is asked for later
+			return brokeOff, true, err
+		}
+		return left, true, nil
 	}
 	err = c.Body(h, &rawhttp.Answer{Body: answer})
 	switch {

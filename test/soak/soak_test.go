@@ -155,18 +155,19 @@ func TestExchangeNotices(t *testing.T) {
 // What grows is told from what does not.
 func TestFlat(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		goro func(i int) float64
-		want string
+		name  string
+		value func(i int) float64
+		want  string
 	}{
 		{"level", func(int) float64 { return 40 }, ""},
 		{"a beginning that grows", func(i int) float64 { return float64(min(i, 40)) }, ""},
 		{"up and down", func(i int) float64 { return 40 + 10*float64(i%2) }, ""},
 		{"ever more", func(i int) float64 { return float64(40 + i) }, "goroutines grew by"},
+		{"more than is kept", func(i int) float64 { return keptHandoffs - 90 + float64(i) }, "open_handoffs grew by"},
 	} {
 		r := &result{}
 		for i := range 100 {
-			r.samples = append(r.samples, sample{at: time.Duration(i) * time.Second, goroutines: c.goro(i)})
+			r.samples = append(r.samples, sample{at: time.Duration(i) * time.Second, goroutines: c.value(i), handoffs: c.value(i)})
 		}
 		err := r.flat(io.Discard, false)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -206,7 +207,8 @@ func TestLeft(t *testing.T) {
 var update = flag.Bool("update", false, "draw the graph in testdata anew")
 
 // TestGraph holds the graph in testdata to the samples beside it, of a soak that was
-// long. It is one that a browser reads, with a line for each column.
+// long: nothing in them grows. It is one that a browser reads, with a line for each
+// column.
 func TestGraph(t *testing.T) {
 	f, err := os.Open("testdata/soak.csv")
 	if err != nil {
@@ -217,7 +219,6 @@ func TestGraph(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows = rows[1:]
 	number := func(text string) float64 {
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil {
@@ -225,14 +226,18 @@ func TestGraph(t *testing.T) {
 		}
 		return v
 	}
-	at, values := make([]time.Duration, len(rows)), make([][]float64, len(columns))
-	for i, row := range rows {
-		at[i] = time.Duration(number(row[0]) * float64(time.Second))
-		for j := range columns {
-			values[j] = append(values[j], number(row[2+j]))
+	r := &result{}
+	for _, row := range rows[1:] {
+		sm := sample{at: time.Duration(number(row[0]) * float64(time.Second)), exchanges: int64(number(row[1]))}
+		for i, c := range columns {
+			*c.of(&sm) = number(row[2+i])
 		}
+		r.samples = append(r.samples, sm)
 	}
-	text := draw(int64(number(rows[len(rows)-1][1])), at, values)
+	if err := r.flat(io.Discard, false); err != nil {
+		t.Error(err)
+	}
+	text := r.svg()
 	if *update {
 		if err := os.WriteFile("testdata/soak.svg", text, 0o600); err != nil {
 			t.Fatal(err)

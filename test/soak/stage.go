@@ -58,7 +58,7 @@ func soak(ctx context.Context, o options, stdout, stderr io.Writer) (err error) 
 		return ctx.Err()
 	}
 	if err := errors.Join(err, stopped); err != nil {
-		return err
+		return errors.Join(append(s.scores.first, err)...)
 	}
 	return r.report(s, stdout)
 }
@@ -102,8 +102,11 @@ const (
 	faulty = "log: { level: debug }\ncarriers: { tylo: [tylo example com] }\n"
 )
 
-// keptLinks is how many are to be kept; there may be twice as many for a while.
-const keptLinks = 100_000
+// What is kept at most. Of links there may be twice as many for a while.
+const (
+	keptLinks    = 100_000
+	keptHandoffs = 5000
+)
 
 func (s *stage) file() string  { return filepath.Join(s.dir, "etc", "wopproxy.yaml") }
 func (s *stage) store() string { return filepath.Join(s.dir, "store") }
@@ -133,8 +136,8 @@ attribution: { singleFlight: false }
 tracing: { sample: 0.01 }
 drain: { delay: 0s, timeout: 10s }
 runs: { ttl: %v }
-limits: { tasks: 20000, handoffs: 5000 }
-%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), keptLinks, s.ttl(), turn), 0o600)
+limits: { tasks: 20000, handoffs: %d }
+%s`, hostID, s.peers.host, s.peers.toolsTLS, ca, ca, ca, s.store(), keptLinks, s.ttl(), keptHandoffs, turn), 0o600)
 	return errors.Join(err, os.Rename(next, s.file()))
 }
 
@@ -191,7 +194,7 @@ func ignore(ctx context.Context, err error) error {
 
 // await asks for metrics until they are as wanted.
 func (s *stage) await(ctx context.Context, what string, is func(map[string]float64) bool) error {
-	for end := time.Now().Add(s.patience()); ; {
+	for end := time.Now().Add(s.waits()); ; {
 		m, err := program.Metrics(ctx, s.at.Admin)
 		if err != nil {
 			return err
@@ -200,7 +203,7 @@ func (s *stage) await(ctx context.Context, what string, is func(map[string]float
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("not so after %v: %s", s.patience(), what)
+			return fmt.Errorf("not so after %v: %s", s.waits(), what)
 		}
 		select {
 		case <-ctx.Done():
@@ -210,9 +213,9 @@ func (s *stage) await(ctx context.Context, what string, is func(map[string]float
 	}
 }
 
-// patience is for what has to become so. Longer than runs and idle connections
-// last, where those are waited for.
-func (s *stage) patience() time.Duration {
+// waits is how long what has to become so may take: longer than runs and idle
+// connections last, where those are waited for.
+func (s *stage) waits() time.Duration {
 	if s.quick {
 		return patience
 	}
@@ -272,13 +275,15 @@ func (s *stage) traffic(ctx context.Context, r *result, stderr io.Writer) error 
 	go func() { callers.Wait(); close(done) }()
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
+	interrupted := ctx.Done()
 	var failed error
 	for {
 		select {
 		case <-done:
 			cancel()
 			return errors.Join(failed, <-reloading)
-		case <-ctx.Done():
+		case <-interrupted:
+			interrupted = nil
 			over.Store(true)
 		case <-end:
 			over.Store(true)

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -103,11 +102,15 @@ func (r *result) flat(stdout io.Writer, quick bool) error {
 		if c.slack < 0 {
 			continue
 		}
-		mean, growth := trend(half, c.value)
+		mean, growth, highest := trend(half, c.of)
 		bound := mean/10 + c.slack
-		lines = append(lines, []string{strings.TrimSpace(c.title + " " + c.unit), fmt.Sprintf("%.1f", mean), fmt.Sprintf("%+.1f", growth), fmt.Sprintf("%+.1f", bound)})
-		if growth > bound {
-			errs = append(errs, fmt.Errorf("%s grew by %.1f over the later half, of %.1f", c.name, growth, mean))
+		over, may := growth > bound, fmt.Sprintf("%+.1f", bound)
+		if c.most > 0 {
+			over, may = highest > c.most, fmt.Sprintf("%.0f in all", c.most)
+		}
+		lines = append(lines, []string{strings.TrimSpace(c.title + " " + c.unit), fmt.Sprintf("%.1f", mean), fmt.Sprintf("%+.1f", growth), may})
+		if over {
+			errs = append(errs, fmt.Errorf("%s grew by %.1f over the later half, to %.1f at most", c.name, growth, highest))
 		}
 	}
 	fmt.Fprintln(stdout)
@@ -127,20 +130,21 @@ func (r *result) flat(stdout io.Writer, quick bool) error {
 	return errors.Join(errs...)
 }
 
-// trend is the mean of samples, and how much the line through them rises from the
-// first to the last.
-func trend(samples []sample, value func(*sample) float64) (mean, growth float64) {
+// trend is the mean of samples, how much the line through them rises from the first
+// to the last, and the highest of them.
+func trend(samples []sample, of func(*sample) *float64) (mean, growth, highest float64) {
 	var x, y, xx, xy float64
 	for i := range samples {
-		t, v := samples[i].at.Seconds(), value(&samples[i])
+		t, v := samples[i].at.Seconds(), *of(&samples[i])
 		x, y, xx, xy = x+t, y+v, xx+t*t, xy+t*v
+		highest = max(highest, v)
 	}
 	n := float64(len(samples))
 	mean = y / n
 	if d := n*xx - x*x; d > 0 {
 		growth = (n*xy - x*y) / d * (samples[len(samples)-1].at - samples[0].at).Seconds()
 	}
-	return mean, growth
+	return mean, growth, highest
 }
 
 // csv is one line for each sample.
@@ -150,10 +154,10 @@ func (r *result) csv() []byte {
 	for _, c := range columns {
 		b.WriteString("," + c.name)
 	}
-	for _, sm := range slices.All(r.samples) {
+	for _, sm := range r.samples {
 		fmt.Fprintf(&b, "\n%.1f,%d", sm.at.Seconds(), sm.exchanges)
 		for _, c := range columns {
-			fmt.Fprintf(&b, ",%.1f", c.value(&sm))
+			fmt.Fprintf(&b, ",%.1f", *c.of(&sm))
 		}
 	}
 	return []byte(b.String() + "\n")
@@ -165,7 +169,7 @@ func (r *result) svg() []byte {
 	for i := range r.samples {
 		at[i] = r.samples[i].at
 		for j, c := range columns {
-			values[j] = append(values[j], c.value(&r.samples[i]))
+			values[j] = append(values[j], *c.of(&r.samples[i]))
 		}
 	}
 	return draw(r.samples[len(r.samples)-1].exchanges, at, values)

@@ -39,20 +39,22 @@ type sample struct {
 // columns are what is written down and drawn of a sample.
 var columns = []struct {
 	name, title, unit string
-	value             func(*sample) float64
-	slack             float64 // by which it may grow besides a tenth
+	of                func(*sample) *float64
+	slack             float64 // by which it may grow besides a tenth; negative: it is not judged
+	most              float64 // that it may come to, instead; 0: it may not grow
 }{
-	{"exchanges_per_second", "Exchanges", "a second", func(s *sample) float64 { return s.rate }, -1},
-	{"cpu_us", "Processor", "µs an exchange", func(s *sample) float64 { return s.cpu }, -1},
-	{"own_mib", "Memory of its own", "MiB", func(s *sample) float64 { return s.own }, 4},
-	{"resident_mib", "Memory with mapped pages of the store", "MiB", func(s *sample) float64 { return s.resident }, 48},
-	{"heap_mib", "Go heap in use", "MiB", func(s *sample) float64 { return s.heap }, 4},
-	{"goroutines", "Goroutines", "", func(s *sample) float64 { return s.goroutines }, 16},
-	{"descriptors", "Open descriptors", "", func(s *sample) float64 { return s.fds }, 16},
-	{"live_runs", "Live runs", "", func(s *sample) float64 { return s.runs }, 64},
-	{"bindings", "Bindings", "", func(s *sample) float64 { return s.bindings }, 64},
-	{"open_handoffs", "Open handoffs", "", func(s *sample) float64 { return s.handoffs }, 64},
-	{"store_mib", "Store on disk", "MiB", func(s *sample) float64 { return s.store }, 48},
+	{"exchanges_per_second", "Exchanges", "a second", func(s *sample) *float64 { return &s.rate }, -1, 0},
+	{"cpu_us", "Processor", "µs an exchange", func(s *sample) *float64 { return &s.cpu }, -1, 0},
+	{"own_mib", "Memory of its own", "MiB", func(s *sample) *float64 { return &s.own }, 4, 0},
+	{"resident_mib", "Memory with mapped pages of the store", "MiB", func(s *sample) *float64 { return &s.resident }, 48, 0},
+	{"heap_mib", "Go heap in use", "MiB", func(s *sample) *float64 { return &s.heap }, 4, 0},
+	{"goroutines", "Goroutines", "", func(s *sample) *float64 { return &s.goroutines }, 16, 0},
+	{"descriptors", "Open descriptors", "", func(s *sample) *float64 { return &s.fds }, 16, 0},
+	{"live_runs", "Live runs", "", func(s *sample) *float64 { return &s.runs }, 64, 0},
+	{"bindings", "Bindings", "", func(s *sample) *float64 { return &s.bindings }, 64, 0},
+	// A call that the host has left is open until there is one too many.
+	{"open_handoffs", "Open handoffs", "", func(s *sample) *float64 { return &s.handoffs }, 0, keptHandoffs},
+	{"store_mib", "Store on disk", "MiB", func(s *sample) *float64 { return &s.store }, 48, 0},
 }
 
 // look takes a sample.
@@ -123,7 +125,7 @@ func (s *stage) settle(ctx context.Context, before *sample) error {
 		held = 0
 	}
 	var sm sample
-	for end := time.Now().Add(s.patience()); ; {
+	for end := time.Now().Add(s.waits()); ; {
 		var err error
 		if sm, err = s.look(ctx); err != nil {
 			return err
@@ -133,7 +135,7 @@ func (s *stage) settle(ctx context.Context, before *sample) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%v after the traffic there are %s%s", s.patience(), over, s.live(ctx))
+			return fmt.Errorf("%v after the traffic there are %s%s", s.waits(), over, s.live(ctx))
 		}
 		select {
 		case <-ctx.Done():
