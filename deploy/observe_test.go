@@ -100,11 +100,11 @@ func served(t *testing.T) map[string][]string {
 		"process_resident_memory_bytes": nil, "process_cpu_seconds_total": nil, "go_goroutines": nil,
 	}
 	row := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [a-z]+ \\| ([^|]+) \\|")
-	for _, m := range row.FindAllStringSubmatch(read(t, "README.md"), -1) {
+	for _, m := range row.FindAllStringSubmatch(read(t, "README.md")+read(t, "inject/README.md"), -1) {
 		labels[m[1]] = regexp.MustCompile(`[a-z_]+`).FindAllString(m[2], -1)
 	}
 	if len(labels) < 40 {
-		t.Fatalf("%d metrics found in README.md: its table was not read", len(labels))
+		t.Fatalf("%d metrics found: the tables in README.md and inject/README.md were not read", len(labels))
 	}
 	return labels
 }
@@ -126,7 +126,7 @@ var target = []string{"job", "instance", "namespace", "pod"}
 func sources(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
-	for _, dir := range []string{"../proxy", "../ancestry", "../cmd", "../audit"} {
+	for _, dir := range []string{"../proxy", "../ancestry", "../cmd", "../audit", "inject", "webhook"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err

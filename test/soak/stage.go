@@ -52,6 +52,7 @@ func soak(ctx context.Context, o options, stdout, stderr io.Writer) (err error) 
 	if err != nil {
 		return err
 	}
+	fmt.Fprintf(stderr, "metrics: http://%s/metrics\n", s.at.Admin)
 	r, err := s.play(ctx, stderr)
 	stopped := stop()
 	if ctx.Err() != nil {
