@@ -3,6 +3,7 @@ package wopproxy_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -143,6 +144,24 @@ func TestProgram(t *testing.T) {
 		for _, m := range regexp.MustCompile(`(?m)^  (\w+)`).FindAllStringSubmatch(run(t, "help"), -1) {
 			if _, ok := manuals[m[1]]; !ok {
 				t.Errorf("no document shows wopproxy %s", m[1])
+			}
+		}
+	})
+	t.Run("injector", func(t *testing.T) {
+		manual, template := run(t, "webhook", "-h"), read(t, "charts/wopproxy/templates/deployment.yaml")
+		given := regexp.MustCompile(`(?m)^ +- (?:\{\{ printf ")?-([a-z-]+)=`).FindAllStringSubmatch(template, -1)
+		ports := regexp.MustCompile(`containerPort: (\d+)`).FindAllStringSubmatch(template, -1)
+		if len(given) < 8 || len(ports) != 2 {
+			t.Errorf("the chart gives %d flags and has %d ports: it was not read", len(given), len(ports))
+		}
+		for _, f := range given {
+			if !regexp.MustCompile(`(?m)^  -` + f[1] + `\b`).MatchString(manual) {
+				t.Errorf("the chart has wopproxy webhook -%s, a flag that does not exist", f[1])
+			}
+		}
+		for _, p := range ports {
+			if !strings.Contains(manual, fmt.Sprintf("(default %q)", ":"+p[1])) {
+				t.Errorf("the chart has the port %s, which webhook does not listen on by default", p[1])
 			}
 		}
 	})

@@ -22,6 +22,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/wopproxy/wopproxy/deploy/inject"
+	"github.com/wopproxy/wopproxy/deploy/webhook"
 )
 
 var update = flag.Bool("update", false, "rewrite what is made of something else")
@@ -539,7 +540,7 @@ func fits(t *testing.T, all []object, deployment object) {
 	webhooks := one(t, all, "MutatingWebhookConfiguration")
 	for _, w := range webhooks["webhooks"].([]any) {
 		client := object(w.(map[string]any)).at("clientConfig", "service").(map[string]any)
-		if client["name"] != service.name() || client["namespace"] != service.at("metadata", "namespace") || !serves[client["port"]] {
+		if client["name"] != service.name() || client["namespace"] != service.at("metadata", "namespace") || client["path"] != webhook.Path || !serves[client["port"]] {
 			t.Errorf("the API server is told to ask %v, the Service is %s with ports %v", client, service.name(), serves)
 		}
 	}
