@@ -31,7 +31,6 @@ type peers struct {
 	nobody                          string     // one where nobody listens
 	holds                           []net.Conn // the port of it
 
-	kinds  []*kind
 	byPath map[string]*kind
 	scores *scores
 	egress string         // where calls go
@@ -44,7 +43,7 @@ type peers struct {
 const maxLanes = 256
 
 func newPeers(ctx context.Context, kinds []*kind, s *scores, cert *tls.Certificate) (p *peers, err error) {
-	p = &peers{kinds: kinds, byPath: map[string]*kind{}, scores: s, lanes: make(chan *lane, maxLanes)}
+	p = &peers{byPath: map[string]*kind{}, scores: s, lanes: make(chan *lane, maxLanes)}
 	for i, k := range kinds {
 		if k.path == "" {
 			k.path = fmt.Sprint("/soak/", i)

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/wopproxy/wopproxy/test/internal/program"
 	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
 
@@ -91,6 +94,49 @@ func TestCheckNotices(t *testing.T) {
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: check = %v, want %q", c.name, err, c.want)
 		}
+	}
+}
+
+// What wopproxy could answer wrongly when it is asked who caused a run is noticed.
+func TestLookNotices(t *testing.T) {
+	const n = 7
+	parent := func(run, host string) string { return fmt.Sprintf(`{"runId":%q,"hostId":%q}`, run, host) }
+	right, tool := parent(parentOf(n), callerID), `{"runId":"tool-0000000000000007"}`
+	for _, c := range []struct {
+		name, kind, stored, endpoint, children, want string
+	}{
+		{"a run", "MCP 1 KB", right, right, "", ""},
+		{"a run that calls", "MCP, of which comes: call MCP 1 KB", right, right, tool, ""},
+		{"none in the store", "MCP 1 KB", "", right, "", "WRONG PARENT: the store"},
+		{"another one's in the store", "MCP 1 KB", parent(parentOf(8), callerID), right, "", "WRONG PARENT: the store"},
+		{"another host's in the store", "MCP 1 KB", parent(parentOf(n), hostID), right, "", "WRONG PARENT: the store"},
+		{"two in the store", "MCP 1 KB", right + "," + right, right, "", "WRONG PARENT: the store"},
+		{"none at the endpoint", "MCP 1 KB", right, "null", "", "WRONG PARENT: the ancestry endpoint"},
+		{"another one's at the endpoint", "MCP 1 KB", right, parent(parentOf(8), callerID), "", "WRONG PARENT: the ancestry endpoint"},
+		{"a child of a run that has none", "MCP 1 KB", right, right, tool, "WRONG CHILD"},
+		{"another run's child", "MCP, of which comes: call MCP 1 KB", right, right, `{"runId":"tool-0000000000000008"}`, "WRONG CHILD"},
+		{"one child too many", "MCP, of which comes: call MCP 1 KB", right, right, tool + "," + tool, "WRONG CHILD"},
+		{"no child", "MCP, of which comes: call MCP 1 KB", right, right, "", "no child"},
+	} {
+		wop := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/ancestry/v1/runs/run-a":
+				fmt.Fprintf(w, `{"chain":{"ancestors":[%s]}}`, c.stored)
+			case "/v1/runs/run-a/ancestry":
+				fmt.Fprintf(w, `{"parent":%s}`, c.endpoint)
+			case "/ancestry/v1/runs/run-a/children":
+				fmt.Fprintf(w, `{"runs":[%s]}`, c.children)
+			default:
+				http.NotFound(w, r)
+			}
+		}))
+		address := wop.Listener.Addr().String()
+		who := (&stage{at: program.Addresses{Ingress: address, Admin: address}}).caller(0)
+		err := who.look(named(t, c.kind), "run-a", n)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: look = %v, want %q", c.name, err, c.want)
+		}
+		wop.Close()
 	}
 }
 
@@ -234,9 +280,11 @@ func TestGraph(t *testing.T) {
 		}
 		r.samples = append(r.samples, sm)
 	}
-	if err := r.flat(io.Discard, false); err != nil {
+	var told strings.Builder
+	if err := r.flat(&told, false); err != nil {
 		t.Error(err)
 	}
+	t.Log(told.String())
 	text := r.svg()
 	if *update {
 		if err := os.WriteFile("testdata/soak.svg", text, 0o600); err != nil {
