@@ -43,18 +43,18 @@ const (
 	other    outcome = "none of these"
 )
 
-// kind is a kind of exchange. All that is named by number has another one each
-// time, on both sides.
+// kind is a kind of exchange. Its messages bear a number of their own each time, on
+// both sides.
 type kind struct {
-	name     string
-	way      way
-	share    int // of all, or of the calls of the host
-	agent    bool
-	begins   bool // a run, whose id the caller is told
-	unknown  bool // the call says nothing of its run
-	fault    fault
-	want     outcome
-	slowEnds bool // the run ends by its age
+	name    string
+	way     way
+	share   int // of all; of a call that the host makes it is its caller's
+	agent   bool
+	begins  bool // a run, whose id the caller is told
+	unknown bool // the call says nothing of its run
+	fault   fault
+	want    outcome
+	byAge   bool // the run ends by its age
 
 	request message
 	answer  message
@@ -163,7 +163,7 @@ func kinds() []*kind {
 		{name: "MCP, no answer", share: 2, agent: true, request: mcp64, answer: result, fault: silent},
 		{name: "MCP, 503", share: 2, agent: true, request: mcp, answer: message{"text/plain", []byte("busy")}, status: 503},
 		{name: "MCP, caller leaves", share: 2, agent: true, request: toolCall(1<<10, newest), answer: toolStream(256), pieces: 20, fault: hangs},
-		{name: "MCP, caller leaves a call of 2025", share: 1, agent: true, request: mcp, answer: toolStream(256), pieces: 20, fault: hangs, slowEnds: true},
+		{name: "MCP, caller leaves a call of 2025", share: 1, agent: true, request: mcp, answer: toolStream(256), pieces: 20, fault: hangs, byAge: true},
 		{name: "MCP, caller breaks off", share: 2, agent: true, request: mcp64, answer: result, fault: half},
 		{name: "A2A, breaks off", share: 2, agent: true, request: a2aMessage("stream"), answer: a2aStream(), pieces: 4, fault: reset},
 		{name: "A2A, 500", share: 2, agent: true, request: a2aMessage("send"), answer: jsonOf(`{"jsonrpc":"2.0","id":7,"error":{"code":-32603,"message":"no"}}`), status: 500},

@@ -93,7 +93,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 			o.lasts = 8 * time.Second
 		}
 		for _, k := range o.kinds {
-			if k.slowEnds {
+			if k.byAge {
 				k.share = 0
 			} else if k.fault != none || k.call != nil && k.call.fault != none {
 				k.share *= 5 // or there were too few

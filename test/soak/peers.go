@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -177,7 +178,11 @@ func (p *peers) serve(conn net.Conn, head, body []byte) error {
 	if k.call != nil {
 		p.call(k.call, head, n)
 	}
-	return k.respond(conn, n)
+	err = k.respond(conn, n)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		p.scores.wrong(k, fmt.Errorf("number %d: who asked has left, and the request is still there after %v", n, patience))
+	}
+	return err
 }
 
 // check looks at what wopproxy has written into a request.

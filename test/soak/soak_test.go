@@ -34,7 +34,7 @@ func TestQuick(t *testing.T) {
 		t.Fatalf("exit %d: %s\n%s", code, &errs, &out)
 	}
 	for _, k := range kinds() {
-		if !k.slowEnds && !strings.Contains(out.String(), "| "+k.name+" ") {
+		if !k.byAge && !strings.Contains(out.String(), "| "+k.name+" ") {
 			t.Errorf("there was nothing of %s", k.name)
 		}
 	}

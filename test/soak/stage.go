@@ -229,7 +229,7 @@ func (s *stage) play(ctx context.Context, stderr io.Writer) (*result, error) {
 	// What is made once is there before it is counted.
 	warm := s.caller(0)
 	for _, k := range s.kinds {
-		if k.share > 0 && !k.slowEnds {
+		if k.share > 0 && !k.byAge {
 			warm.play(k, s.numbers.Add(1))
 		}
 	}
