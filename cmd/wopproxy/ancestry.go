@@ -27,7 +27,8 @@ Asks the host at URL who caused RUN, then that run's host who caused it, and so
 on until a run that nobody caused, and draws the chain as a tree.
 
 Other hosts than the first are called over https and at public addresses only,
-unless -allow lists them. A token is sent to the host at URL and to nobody else.
+unless -allow lists them. A token is sent to the host at URL, to those that -bearer-for
+names, and to nobody else.
 Exits 1 if the walk stopped before it found the first run.
 
 With -store nobody is asked: the links are read that wopproxy stdio and exec have
@@ -45,6 +46,11 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	store := f.String("store", "", "`folder` of links to read instead")
 	admin := f.String("admin", "", "`URL` of a wopproxy's admin listener, for what RUN has caused")
 	token := f.String("bearer-file", "", "`file` with the token to send to that host")
+	var share []string
+	f.Func("bearer-for", "`URL` of a further host that the token is for; repeatable", func(s string) error {
+		share = append(share, s)
+		return nil
+	})
 	hops := f.Int("hops", 64, "hosts to ask at most")
 	timeout := f.Duration("timeout", 10*time.Second, "time for the whole walk")
 	asJSON := f.Bool("json", false, "print the walk as JSON")
@@ -65,6 +71,10 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		fmt.Fprintln(stderr, "wopproxy ancestry: say one of -host, -store and -admin")
 		return errUsage
 	}
+	if len(share) > 0 && *token == "" {
+		fmt.Fprintln(stderr, "wopproxy ancestry: -bearer-for says whom the token is for, say with -bearer-file which")
+		return errUsage
+	}
 	if *admin != "" {
 		return printCaused(ctx, stdout, *admin, run, *timeout, *asJSON)
 	}
@@ -77,7 +87,7 @@ func ancestryCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	}
 	o := ancestry.WalkerOptions{Allow: allow, MaxHops: *hops, Timeout: *timeout}
 	if *token != "" {
-		if o.Bearer, err = bearer(*host, *token); err != nil {
+		if o.Bearer, err = bearer(append(share, *host), *token); err != nil {
 			return err
 		}
 	}
@@ -208,15 +218,19 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// bearer reads a token for the origin of host.
-func bearer(host, file string) (map[string]string, error) {
-	u, err := url.Parse(host)
-	if err != nil {
-		return nil, fmt.Errorf("-host: %w", err)
-	}
+// bearer reads a token for the origins of hosts.
+func bearer(hosts []string, file string) (map[string]string, error) {
 	token, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("-bearer-file: %w", err)
 	}
-	return map[string]string{u.Scheme + "://" + u.Host: strings.TrimSpace(string(token))}, nil
+	tokens := map[string]string{}
+	for _, host := range hosts {
+		u, err := url.Parse(host)
+		if err != nil {
+			return nil, fmt.Errorf("who the token is for: %w", err)
+		}
+		tokens[u.Scheme+"://"+u.Host] = strings.TrimSpace(string(token))
+	}
+	return tokens, nil
 }

@@ -49,7 +49,7 @@ func auditCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	defer cancel()
 	from := source{}
 	if *token != "" {
-		if from.bearer, err = bearer(operands[0], *token); err != nil {
+		if from.bearer, err = bearer(operands, *token); err != nil {
 			return err
 		}
 	}

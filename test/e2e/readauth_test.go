@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -112,6 +115,35 @@ func TestWhoMayRead(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWalkWithToken walks over hosts that ask for a token: whom it is for gets it,
+// and nobody else.
+func TestWalkWithToken(t *testing.T) {
+	asks := settings{"ancestry.auth.mode": "bearer", "ancestry.auth.bearer.env": "READ_TOKEN", "env": []string{"READ_TOKEN=t0ken"}}
+	tools := newToolServer(t, "tools.example.com", stateless, asks)
+	a := newAgent(t, "agent.example.com", asks)
+	a.chatIn(t, nil, func(ctx context.Context, _ *http.Request) error { return useTools(ctx, t, a, tools) })
+	calls, _ := tools.seen()
+	token := filepath.Join(t.TempDir(), "token")
+	write(t, token, "t0ken\n")
+	walk := []string{"ancestry", calls[0].run, "-host", tools.public, "-allow", "127.0.0.1"}
+	for _, tt := range []struct {
+		name  string
+		flags []string
+		code  int
+		says  string
+	}{
+		{"for nobody", nil, 1, "unauthorized"},
+		{"for the first host", []string{"-bearer-file", token}, 1, "unauthorized"},
+		{"for both", []string{"-bearer-file", token, "-bearer-for", a.public}, 0, ""},
+		{"for somebody, but none", []string{"-bearer-for", a.public}, 2, "say with -bearer-file which"},
+	} {
+		p := execute(t, append(slices.Clone(walk), tt.flags...)...)
+		if code := p.wait(t); code != tt.code || !strings.Contains(p.stderr.String(), tt.says) {
+			t.Errorf("walk with a token %s: exit code %d, %s; want %d, %s", tt.name, code, p.stderr, tt.code, tt.says)
+		}
 	}
 }
 
