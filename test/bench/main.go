@@ -111,6 +111,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.IntVar(&o.rounds, "rounds", 0, "`number` of rounds (default 5; 3 if quick)")
 	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
 	store := f.Bool("store", false, "measure the store instead; -quick takes a hundredth of the links")
+	ids := f.String("ids", "", "with -store: these `kinds` of ids, with commas (default ULID,UUID)")
 	stored := f.Int("links", 10_000_000, "with -store: `number` of links in the largest store")
 	f.StringVar(&o.profiles, "cpuprofile", "", "write a profile of each cell of wopproxy into this `folder`; a window is 1s then at least")
 	f.StringVar(&o.program, "program", "", "a wopproxy, as a `file`, instead of building one")
@@ -152,6 +153,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if *store {
 		o.store = newStoreBench(*stored, *quick)
+		err = errors.Join(err, choose(&o.store.kinds, *ids, "-ids", func(k idKind) string { return string(k) }))
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)

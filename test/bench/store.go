@@ -25,6 +25,7 @@ import (
 
 // storeBench measures the embedded store as it grows.
 type storeBench struct {
+	kinds   []idKind
 	sizes   []int         // links that are stored, ascending
 	written int           // links of each measurement of writes, and of a window: so it meets a full one and a new one
 	reading time.Duration // of each measurement of reads
@@ -36,7 +37,7 @@ type storeBench struct {
 // newStoreBench returns the measurement of stores of up to n links, or a quick
 // one of up to a hundredth of them.
 func newStoreBench(n int, quick bool) *storeBench {
-	b := &storeBench{written: 1 << 17, reading: 10 * time.Second}
+	b := &storeBench{kinds: []idKind{ulids, uuids}, written: 1 << 17, reading: 10 * time.Second}
 	if quick {
 		n /= 100
 		b.written, b.reading = 1<<13, time.Second
@@ -88,7 +89,7 @@ func (b *storeBench) run(ctx context.Context, o options, stdout, stderr io.Write
 		}
 	}
 	var rows []storeRow
-	for _, ids := range []idKind{ulids, uuids} {
+	for _, ids := range b.kinds {
 		of, err := b.grow(ctx, links{ids: ids})
 		if err != nil {
 			return fmt.Errorf("store of %ss: %w", ids, err)

@@ -16,7 +16,7 @@ func TestStoreBench(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("what a process has mapped is read in /proc")
 	}
-	b := &storeBench{sizes: []int{0, 3000}, written: 2048, reading: 100 * time.Millisecond}
+	b := &storeBench{kinds: []idKind{ulids, uuids}, sizes: []int{0, 3000}, written: 2048, reading: 100 * time.Millisecond}
 	var out, progress bytes.Buffer
 	if err := b.run(t.Context(), options{}, &out, &progress); err != nil {
 		t.Fatalf("%v\n%s", err, &progress)
