@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -181,6 +182,82 @@ func TestAliasIsDurableFirst(t *testing.T) {
 			})
 		}
 	}
+}
+
+// An answer that names the run waits once for both of its links: while others are
+// being committed, they come into one group.
+func TestLinksOfAnAnswerShareACommit(t *testing.T) {
+	groups, release := make(chan []ancestry.Link, 10), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	store := ancestrytest.Memory()
+	store.RecordHook = func(links []ancestry.Link) error {
+		groups <- links
+		<-release
+		return nil
+	}
+	to := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"task":{"id":"task-1","contextId":"c","status":{"state":"TASK_STATE_WORKING"}}}}`)
+	})
+	s := newSidecarOn(t, store, "agent.example.com", "http://"+to, func(o *Options, p *Policy) { p.CommitTimeout = time.Hour })
+	t.Cleanup(free)
+	s.Record(ancestry.Link{Run: "another", Reason: reasonNoAncestry, Time: time.Now()})
+	receive(t, groups, "the commit of another run to begin")
+	r := request(t, strings.TrimPrefix(s.ingress.URL, "http://"), []byte(`{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m"}}}`))
+	client := direct(t)
+	answered := make(chan error, 1)
+	go func() {
+		resp, err := client.RoundTrip(r)
+		if err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		answered <- err
+	}()
+	eventually(t, "the name of the run to be recorded", func() bool { return len(s.noted()) == 3 })
+	select {
+	case err := <-answered:
+		t.Errorf("answered before anything was durable: %v", err)
+	default:
+	}
+	free()
+	if links := receive(t, groups, "the next commit"); len(links) != 2 || links[1].Alias != "task-1" {
+		t.Errorf("committed %+v, want the link of the run and its name", links)
+	}
+	if err := receive(t, answered, "the answer"); err != nil {
+		t.Fatal(err)
+	}
+	s.wantSeries(t, waitsOf(commitDurable), 1)
+}
+
+// An answer waits for the link of its run though the name of it was refused.
+func TestRefusedNameWaitsForItsLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := ancestrytest.Memory()
+		store.RecordHook = func([]ancestry.Link) error {
+			time.Sleep(time.Minute)
+			return nil
+		}
+		rec := ancestry.NewRecorder(store, ancestry.RecorderOptions{Queue: 1})
+		ctx, stop := context.WithCancel(context.Background())
+		go rec.Run(ctx)
+		reg := prometheus.NewRegistry()
+		x := &exchange{
+			p:      &Proxy{o: Options{Recorder: rec}, metrics: newMetrics(reg, func() holdings { return holdings{} })},
+			policy: &policy{Policy: Policy{CommitTimeout: time.Hour}},
+		}
+		l := ancestry.Link{Run: "r-1", Reason: reasonNoAncestry, Time: time.Now()}
+		x.record(l)
+		l.Alias = "task-1"
+		x.record(l)
+		began := time.Now()
+		x.awaitCommit(t.Context())
+		if took := time.Since(began); took != time.Minute {
+			t.Errorf("waited %v, want %v", took, time.Minute)
+		}
+		(&sidecar{reg: reg}).wantSeries(t, waitsOf(commitLost), 1)
+		stop()
+		synctest.Wait()
+	})
 }
 
 // The head of an answer leaves only when the link of the run is durable.

@@ -86,7 +86,7 @@ func (x *exchange) way(r *http.Request) sender {
 // fromPeer looks at the answer to a call of the host.
 func (x *exchange) fromPeer(resp *http.Response) {
 	x.guard(func() { x.noteChild(&x.out, resp.Header); x.noteSession(resp.Header) })
-	x.commit = nil // noted for our own use; the host need not wait for it
+	x.owed = nil // noted for our own use; the host need not wait for it
 	x.observe(resp)
 	if resp.StatusCode < http.StatusMultipleChoices {
 		x.handedOff(ancestry.HandoffRunning)

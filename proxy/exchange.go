@@ -80,7 +80,7 @@ type exchange struct {
 	served   func()               // ingress: ends what is known of that connection; nil: nothing is
 	owner    *attribution.Run     // ingress: the run that the request works for, without being its own
 	visits   bool                 // ingress: it is live for that reason
-	commit   *ancestry.Commit     // of the newest link, while it may not be durable
+	owed     []ancestry.Commit    // of links that the answer may not go before
 	wants    bool                 // the caller asked for the run's id by sending its ancestry
 	sent     ancestry.Chain       // egress: the ancestry that was sent
 	scope    string               // egress: whose the tasks are that the answer tells of
@@ -416,40 +416,51 @@ func fill(b []byte) {
 
 // record hands a link to the recorder and remembers its commit.
 func (x *exchange) record(l ancestry.Link) {
-	c := x.p.o.Recorder.Record(l)
-	x.commit = &c
+	x.owed = append(x.owed, x.p.o.Recorder.Record(l))
 }
 
-// awaitCommit holds the answer back until the newest link is durable, for no
+// awaitCommit holds the answer back until what was recorded is durable, for no
 // longer than the commit timeout.
 func (x *exchange) awaitCommit(ctx contextDone) {
-	if x.commit == nil {
+	if len(x.owed) == 0 {
 		return
 	}
-	c := *x.commit
-	x.commit = nil
+	owed := x.owed
+	x.owed = nil
 	began := time.Now()
-	select {
-	case <-c.Done():
-	default:
-		wait := x.policy.CommitTimeout
-		if x.pipe {
-			wait -= time.Since(x.began) // all that is behind this answer waits, too
+	if outcome := x.await(owed, ctx); outcome != "" {
+		x.p.metrics.committed(outcome, began)
+	}
+}
+
+// await returns how the newest of some commits has ended, or "" if nobody waits
+// any more. It waits for each: a newer one that is refused ends before an older.
+func (x *exchange) await(owed []ancestry.Commit, ctx contextDone) commitOutcome {
+	var timeout *time.Timer
+	for _, c := range owed {
+		select {
+		case <-c.Done():
+			continue
+		default:
 		}
-		timeout := time.NewTimer(wait)
-		defer timeout.Stop()
+		if timeout == nil {
+			wait := x.policy.CommitTimeout
+			if x.pipe {
+				wait -= time.Since(x.began) // all that is behind this answer waits, too
+			}
+			timeout = time.NewTimer(wait)
+			defer timeout.Stop()
+		}
 		select {
 		case <-c.Done():
 		case <-timeout.C:
-			x.p.metrics.committed(commitTimeout, began)
-			return
+			return commitTimeout
 		case <-ctx.Done():
-			return
+			return ""
 		}
 	}
-	if c.Err() != nil {
-		x.p.metrics.committed(commitLost, began)
-		return
+	if owed[len(owed)-1].Err() != nil {
+		return commitLost
 	}
-	x.p.metrics.committed(commitDurable, began)
+	return commitDurable
 }

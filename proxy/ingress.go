@@ -125,6 +125,9 @@ func (x *exchange) fromHost(resp *http.Response) {
 		x.passDocument(resp)
 	}
 	x.observe(resp)
+	if o, ok := resp.Body.(*observer); ok && o.parts == nil && o.want > 0 {
+		return // it waits with the first bytes, which the head leaves with: their links share a commit
+	}
 	x.awaitCommit(resp.Request.Context())
 }
 

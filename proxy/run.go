@@ -202,5 +202,5 @@ func (x *exchange) nameChild(id ancestry.RunID) {
 	}
 	x.child.Alias = id
 	x.record(x.child)
-	x.commit = nil // noted for our own use; the host's answer need not wait
+	x.owed = nil // noted for our own use; the host's answer need not wait
 }
