@@ -45,7 +45,7 @@ func measured(t *testing.T, o options) (tables string, err error) {
 			t.Fatal(err)
 		}
 	}
-	o.connections, o.latencyAt, o.paced = []int{4}, 4, 20*time.Millisecond
+	o.connections, o.latencyAt, o.paced = []int{4}, 4, cmp.Or(o.paced, 20*time.Millisecond)
 	o.rounds, o.window = cmp.Or(o.rounds, 2), cmp.Or(o.window, 20*time.Millisecond)
 	var out, progress bytes.Buffer
 	err = bench(t.Context(), o, &out, &progress)
@@ -77,6 +77,31 @@ func TestBench(t *testing.T) {
 		// On a busy machine there is no latency: nobody takes as many requests.
 		`(?m)^\| nothing between +\| [1-9]\d+ +\| [0–] +\| [0–] +\| – +\| – +\| – +\| – +\|$`,
 		`(?m)^\| \*\*wopproxy\*\* egress +\| [1-9]\d+ +\| \S+ +\| \S+ +\| \d+ +\| [1-9][\d.]+ +\| [1-9][\d.]+ +\| [1-9]\d+ +\|$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(tables) {
+			t.Errorf("want a row like %s", want)
+		}
+	}
+}
+
+// TestThink has an upstream that takes its time: what is printed is no less than
+// that, and tells how much more it is.
+func TestThink(t *testing.T) {
+	o, err := parse([]string{"-think", "5ms"}, io.Discard)
+	if err != nil || len(o.contenders) != 3 || len(o.kinds) != 2 || !slices.Equal(o.connections, []int{o.latencyAt}) {
+		t.Fatalf("parse = %+v, %v", o, err)
+	}
+	o.paced, o.rounds = 100*time.Millisecond, 2
+	tables, err := measured(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	took := `([5-9]|\d\d+)\.\d\d`
+	added := `-?\d+, -?\d+`
+	for _, want := range []string{
+		`(?m)^\| host thinks 5ms, 200/s +\| MCP 1 KB: p50, p99, ms +\| added p50, p99, µs +\| A2A 1 KB: p50, p99, ms +\| added p50, p99, µs +\|$`,
+		`(?m)^\| nothing between +(\| ` + took + `, ` + took + ` +\| 0, 0 +){2}\|$`,
+		`(?m)^\| \*\*wopproxy\*\* ingress +(\| ` + took + `, ` + took + ` +\| ` + added + ` +){2}\|$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(tables) {
 			t.Errorf("want a row like %s", want)
@@ -384,6 +409,8 @@ func TestFlags(t *testing.T) {
 		{[]string{"-case", "mcp2k"}, `-case "mcp2k": want some of plain,mcp1k,`},
 		{[]string{"-connections", "64,many"}, `-connections "many": want numbers between 1 and 1024`},
 		{[]string{"-connections", "0"}, `-connections "0"`},
+		{[]string{"-think", "1h"}, "-think 1h0m0s: want at most 100ms"},
+		{[]string{"-store", "-ids", "UUID,numbers"}, `-ids "numbers": want some of ULID,UUID`},
 		{[]string{"more"}, `["more"]: want no arguments`},
 		{[]string{"-rounds", "-1"}, "-rounds and -window: want more than nothing"},
 		{[]string{"-no-such-flag"}, "flag provided but not defined"},

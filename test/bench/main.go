@@ -5,6 +5,7 @@
 //	go run ./test/bench -quick   one number of connections, within a minute
 //	go run ./test/bench -quick -only ingress,reverseproxy -case mcp1k
 //	go run ./test/bench -guard   the Go benchmarks, beside what is recorded
+//	go run ./test/bench -think 20ms   what is added to a host that thinks
 //	go run ./test/bench -store   of the store instead, with 10 million links; 25 GB of disk
 //
 // It builds wopproxy and starts it, with all that it does: a store on disk,
@@ -57,6 +58,7 @@ type options struct {
 	window      time.Duration // of one measurement
 	latencyAt   int           // connections
 	paced       time.Duration // of one measurement of latency
+	think       time.Duration // the upstream takes so long, and only latency is measured; 0: it answers at once
 	budget      time.Duration // of all rounds but the first; 0: none is left out
 	profiles    string        // a folder for them; empty: none are made
 	program     string        // a wopproxy; empty: one is built
@@ -110,6 +112,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	conns := f.String("connections", "", "these `numbers` of connections, with commas (default 1,64,512)")
 	f.IntVar(&o.rounds, "rounds", 0, "`number` of rounds (default 5; 3 if quick)")
 	f.DurationVar(&o.window, "window", 0, "how `long` one measurement takes (default 500ms; 120ms if quick)")
+	f.DurationVar(&o.think, "think", 0, "let the upstream take so `long`, and measure what proxies add to that, of "+thinkWho+" and "+thinkWhat+" unless others are named")
 	store := f.Bool("store", false, "measure the store instead; -quick takes a hundredth of the links")
 	ids := f.String("ids", "", "with -store: these `kinds` of ids, with commas (default ULID,UUID)")
 	stored := f.Int("links", 10_000_000, "with -store: `number` of links in the largest store")
@@ -138,7 +141,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if o.profiles != "" {
 		o.window = max(o.window, time.Second) // no profile is shorter
 	}
-	err := errors.Join(
+	err := o.checkThink(only, cases, conns)
+	err = errors.Join(err,
 		choose(&o.contenders, *only, "-only", func(c *contender) string { return c.name }),
 		choose(&o.kinds, *cases, "-case", func(k traffic) string { return k.name }),
 		o.connect(*conns))

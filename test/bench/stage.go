@@ -66,7 +66,7 @@ func (s *stage) set(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.upstream, err = newUpstream(cert); err != nil {
+	if s.upstream, err = newUpstream(cert, s.think); err != nil {
 		return nil, err
 	}
 	stops = append(stops, s.upstream.Close)
@@ -146,6 +146,12 @@ func (s *stage) turn(ctx context.Context, t *table, c *contender, size, round in
 			if err := all.warm(); err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
+		}
+		if s.think > 0 {
+			if err := s.ponder(t, c, k, all, round); err != nil {
+				return fmt.Errorf("%s at %d/s: %w", k.name, thinkRate, err)
+			}
+			continue
 		}
 		f, err := s.measure(ctx, c, k, all)
 		if err != nil {

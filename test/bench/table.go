@@ -13,9 +13,10 @@ import (
 // table is what is printed.
 type table struct {
 	options
-	rows   []*contender
-	cells  map[place][]figures    // a round each
-	delays []map[*contender]delay // a round each
+	rows     []*contender
+	cells    map[place][]figures    // a round each
+	delays   []map[*contender]delay // a round each
+	thoughts []map[place]delay      // the same, while the upstream thinks
 }
 
 // place is a contender with one kind of traffic and a number of connections.
@@ -35,6 +36,7 @@ func newTable(o options, rows []*contender) *table {
 	t := &table{options: o, rows: rows, cells: map[place][]figures{}}
 	for range o.rounds {
 		t.delays = append(t.delays, map[*contender]delay{})
+		t.thoughts = append(t.thoughts, map[place]delay{})
 	}
 	return t
 }
@@ -55,6 +57,9 @@ func (t *table) named(name string) *contender {
 // write prints tables: processor time for each kind of traffic, one for each number
 // of connections, and then all else for MCP.
 func (t *table) write(w io.Writer) error {
+	if t.think > 0 {
+		return program.WriteMarkdown(w, t.pondered())
+	}
 	for i, n := range t.connections {
 		if i > 0 {
 			fmt.Fprintln(w)

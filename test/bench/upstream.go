@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/wopproxy/wopproxy/test/internal/rawhttp"
 )
@@ -19,6 +20,7 @@ type upstream struct {
 	plain, tls string             // addresses
 	kinds      map[string]*served // by path
 	next       atomic.Uint64      // number of an answer
+	think      time.Duration      // before each
 }
 
 // served is what is answered on one path, and how often it was asked.
@@ -56,8 +58,8 @@ func prepare(a answer) *served {
 }
 
 // newUpstream listens, and serves until Close.
-func newUpstream(cert tls.Certificate) (u *upstream, err error) {
-	u = &upstream{kinds: map[string]*served{}}
+func newUpstream(cert tls.Certificate, think time.Duration) (u *upstream, err error) {
+	u = &upstream{kinds: map[string]*served{}, think: think}
 	for _, k := range append(kinds, working) {
 		u.kinds[k.path] = prepare(k.answer)
 	}
@@ -87,6 +89,9 @@ func (u *upstream) answer(conn net.Conn, head, body []byte) error {
 	s.look(head)
 	if bytes.Contains(body, traceparent) {
 		s.meta.Add(1)
+	}
+	if u.think > 0 {
+		time.Sleep(u.think)
 	}
 	return s.write(conn, u.next.Add(1))
 }
