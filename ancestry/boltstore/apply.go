@@ -115,8 +115,8 @@ func (s *Store) release() {
 	}
 }
 
-// replay records again what the journal holds and no window. It waits in memory
-// if it can't be written now, as on a full disk.
+// replay records again what the journal holds and no window. Look-ups find it at
+// once; it is written to a window on the side, before anything else is recorded.
 func (s *Store) replay(windows []*window) error {
 	s.recent.Store(&[]*recent{s.fresh})
 	// An earlier version knows no journal: what it has written since says nothing
@@ -156,9 +156,6 @@ func (s *Store) replay(windows []*window) error {
 	s.o.Logger.Info("journal replayed", "dir", s.o.Dir, "groups", len(groups))
 	s.aging, s.fresh = s.fresh, newRecent()
 	s.recent.Store(&[]*recent{s.fresh, s.aging})
-	if err := s.applyLocked(nil); err != nil {
-		s.o.Logger.Warn("write links to their window failed: they are in the journal", "err", err)
-		return s.broken
-	}
+	s.due <- struct{}{} // there is room: nobody else has begun
 	return nil
 }

@@ -94,6 +94,17 @@ var ErrInUse = errors.New("is used by another process")
 
 // Open opens the store in o.Dir, and creates it if there is none.
 func Open(o Options) (*Store, error) {
+	s := newStore(o)
+	if err := s.open(); err != nil {
+		return nil, fmt.Errorf("open ancestry store: %w", err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	go s.applyOnTheSide(ctx)
+	return s, nil
+}
+
+func newStore(o Options) *Store {
 	o.Window = cmp.Or(o.Window, 24*time.Hour)
 	o.Wait = cmp.Or(o.Wait, lockTimeout)
 	o.MaxAge = cmp.Or(o.MaxAge, 720*time.Hour)
@@ -105,14 +116,7 @@ func Open(o Options) (*Store, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Store{o: o, due: make(chan struct{}, 1), stopped: make(chan struct{}), fresh: newRecent(), scratch: newRecent()}
-	if err := s.open(); err != nil {
-		return nil, fmt.Errorf("open ancestry store: %w", err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	s.stop = stop
-	go s.applyOnTheSide(ctx)
-	return s, nil
+	return &Store{o: o, due: make(chan struct{}, 1), stopped: make(chan struct{}), fresh: newRecent(), scratch: newRecent()}
 }
 
 func (s *Store) open() (err error) {
@@ -131,9 +135,6 @@ func (s *Store) open() (err error) {
 		if err != nil {
 			if s.journal != nil {
 				err = errors.Join(err, s.journal.close())
-			}
-			if s.broken != nil {
-				windows = windows[1:] // as in Close
 			}
 			err = errors.Join(err, closeAll(windows))
 			s.lock.Close() // releases it
