@@ -5,7 +5,7 @@
 //	go run ./test/bench -quick   one number of connections, within a minute
 //	go run ./test/bench -quick -only ingress,reverseproxy -case mcp1k
 //	go run ./test/bench -guard   the Go benchmarks, beside what is recorded
-//	go run ./test/bench -think 20ms   what is added to a host that thinks
+//	go run ./test/bench -think 20ms  what is added to a host that thinks
 //	go run ./test/bench -store   of the store instead, with 10 million links; 25 GB of disk
 //
 // It builds wopproxy and starts it, with all that it does: a store on disk,
