@@ -66,7 +66,8 @@ func Write(dir string) error {
 
 // Settings are what a host has to be told.
 type Settings struct {
-	// Egress is the proxy, http://127.0.0.1:8089. Required.
+	// Egress is the proxy, http://127.0.0.1:8089. Empty where the kernel redirects
+	// the host's calls: it is told of no proxy then.
 	Egress string
 	// NoProxy are hosts, and addresses host:port, that the host shall call
 	// directly. Telemetry endpoints that the environment names (OTEL_EXPORTER_*)
@@ -164,7 +165,18 @@ func CAFiles(environ []string) []string {
 // It reads and writes nothing.
 func Environment(s Settings) map[string]string {
 	env := parseEnviron(s.Environ)
-	set := map[string]string{EnvEgress: s.Egress}
+	set := map[string]string{}
+	if s.Egress != "" {
+		s.proxy(env, set)
+	}
+	s.trust(env, set)
+	s.shim(env, set)
+	return set
+}
+
+// proxy names the proxy.
+func (s Settings) proxy(env environment, set map[string]string) {
+	set[EnvEgress] = s.Egress
 	foreign := ForeignProxies(s.Environ)
 	for _, name := range proxyVariables {
 		if !slices.Contains(foreign, name) {
@@ -182,9 +194,6 @@ func Environment(s Settings) map[string]string {
 		}
 		s.javaProxy(env, set, direct)
 	}
-	s.trust(env, set)
-	s.shim(env, set)
-	return set
 }
 
 // proxyVariables are known in both cases. ALL_PROXY is left alone: it stands for

@@ -134,6 +134,21 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// A host whose calls the kernel redirects is told of roots and shims alone.
+func TestEnvironmentWithoutProxy(t *testing.T) {
+	if diff := cmp.Diff(map[string]string{}, carry.Environment(carry.Settings{NoProxy: []string{"db"}, Environ: []string{"NO_PROXY=x"}})); diff != "" {
+		t.Errorf("Environment (-want +got):\n%s", diff)
+	}
+	want := map[string]string{
+		"SSL_CERT_FILE": "/b", "REQUESTS_CA_BUNDLE": "/b", "CURL_CA_BUNDLE": "/b", "GIT_SSL_CAINFO": "/b", "CARGO_HTTP_CAINFO": "/b",
+		"AWS_CA_BUNDLE": "/b", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": "/b", "NODE_EXTRA_CA_CERTS": "/c",
+		"NODE_OPTIONS": "--require /s/node.cjs", "PYTHONPATH": "/s/python",
+	}
+	if diff := cmp.Diff(want, carry.Environment(carry.Settings{Bundle: "/b", CA: "/c", Shims: "/s"})); diff != "" {
+		t.Errorf("Environment (-want +got):\n%s", diff)
+	}
+}
+
 func TestForeignProxies(t *testing.T) {
 	for _, test := range []struct {
 		environ string

@@ -61,6 +61,9 @@ func (p *plan) environment(environ []string) map[string]string {
 	if p.intercepts() {
 		e.Bundle, e.CA, e.TrustStore = bundleFile, shareDir+"/ca.pem", shareDir+"/roots.jks"
 	}
+	if p.transparent() {
+		e.Egress = ""
+	}
 	set := carry.Environment(e)
 	// These replace what the image sets, which nobody sees here: only who asks for
 	// it has them, or who sets them in the pod, where they are added to.
@@ -84,7 +87,7 @@ func (p *plan) warn(name string, container object, environ []string) {
 	for _, variable := range carry.ForeignProxies(environ) {
 		p.w.note("container %s has a proxy of its own in %s, which stays: calls through it are not seen; remove the variable to have wopproxy instead", name, variable)
 	}
-	if len(objects(container, "envFrom")) > 0 {
+	if len(objects(container, "envFrom")) > 0 && !p.transparent() {
 		p.w.note("container %s takes variables from a ConfigMap or Secret, which are not seen here: a proxy among them is replaced", name)
 	}
 	if files := carry.CAFiles(environ); p.intercepts() && len(files) > 0 {

@@ -12,7 +12,9 @@
 //   - What can't be done safely is refused, with the object and the remedy.
 //
 // The sidecar is a native one, an init container that is restarted (Kubernetes
-// 1.29), and keeps to the Pod Security Standard "restricted".
+// 1.29), and keeps to the Pod Security Standard "restricted"; with the mode
+// "transparent" another one, before it, sets rules for the kernel and takes the
+// capability NET_ADMIN.
 package inject
 
 import (

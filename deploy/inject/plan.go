@@ -12,6 +12,7 @@ import (
 // What the sidecar adds to a pod is known by these names.
 const (
 	sidecarName = "wopproxy"
+	redirector  = "wopproxy-redirect"
 	movedPort   = "wopproxy-app" // the host's port, whose name the sidecar has
 )
 
@@ -36,7 +37,7 @@ type port struct {
 }
 
 // ports are those of the sidecar, and the one that the host is moved to.
-type ports struct{ ingress, egress, admin, health, host int }
+type ports struct{ ingress, egress, admin, health, host, redirectedIn, redirectedOut int }
 
 // plan looks at the pod, and returns how it can be injected or why it can't.
 func (w *workload) plan(o Options, services []object) (*plan, error) {
@@ -55,7 +56,48 @@ func (w *workload) plan(o Options, services []object) (*plan, error) {
 	if p.port, err = p.choosePort(); err != nil {
 		return nil, err
 	}
-	return p, p.choosePorts()
+	if err := p.choosePorts(); err != nil {
+		return nil, err
+	}
+	if p.transparent() {
+		return p, p.redirectable()
+	}
+	return p, nil
+}
+
+// transparent reports whether the kernel leads the pod's calls to the sidecar.
+func (p *plan) transparent() bool { return p.s["mode"] == "transparent" }
+
+// redirectable refuses pods whose calls the kernel can't tell from the sidecar's, or
+// whose probes would no longer say anything.
+func (p *plan) redirectable() error {
+	if p.s["app-port-env"] != "" {
+		return fmt.Errorf("%sapp-port-env moves the host, which %smode transparent leaves where it is: remove it", Prefix, Prefix)
+	}
+	for _, list := range []string{"initContainers", "containers"} {
+		for _, c := range objects(p.pod, "spec", list) {
+			runs := at(c, "securityContext", "runAsUser")
+			if runs == nil {
+				runs = at(p.pod, "spec", "securityContext", "runAsUser")
+			}
+			if runs == transparentUser {
+				return fmt.Errorf("container %s runs as the user %d, by which the kernel tells the sidecar from the rest: give it another runAsUser", text(c, "name"), transparentUser)
+			}
+		}
+	}
+	if p.port == nil {
+		return nil
+	}
+	for _, probe := range []string{"livenessProbe", "readinessProbe", "startupProbe"} {
+		target := at(p.pod, "spec", "containers", p.port.container, probe, "tcpSocket", "port")
+		if target != nil && (target == p.port.name || target == p.port.number) {
+			return fmt.Errorf("the %s of container %s opens the port %d, which the sidecar then takes, host or no host: write httpGet, grpc or exec", probe, p.port.container, p.port.number)
+		}
+	}
+	if p.s["no-proxy"] != "" {
+		p.w.note("%sno-proxy has no effect with %smode transparent: write %sexclude-cidrs", Prefix, Prefix, Prefix)
+	}
+	return nil
 }
 
 // suits refuses pods that can't have a sidecar.
@@ -68,7 +110,7 @@ func (p *plan) suits() error {
 	}
 	for _, list := range []string{"initContainers", "containers", "volumes"} {
 		for _, e := range objects(p.pod, "spec", list) {
-			if name := text(e, "name"); name == sidecarName || strings.HasPrefix(name, sidecarName+"-") && list == "volumes" {
+			if name := text(e, "name"); name == sidecarName || name == redirector || strings.HasPrefix(name, sidecarName+"-") && list == "volumes" {
 				return fmt.Errorf("spec.%s has %q, and no annotation %s says that it was injected: remove it, or give the pod the label %s: \"false\"", list, name, Status, Label)
 			}
 		}
@@ -151,6 +193,9 @@ func (p *plan) choosePort() (*port, error) {
 // reachable refuses a port that Services name by its number: only by a name can
 // they be led elsewhere, unless the host itself moves.
 func (p *plan) reachable(host *port) error {
+	if p.transparent() {
+		return nil // whoever calls it
+	}
 	if variable := p.s["app-port-env"]; variable != "" {
 		switch {
 		case at(p.pod, "spec", "containers", host.container, "env", variable, "valueFrom") != nil:
@@ -234,10 +279,11 @@ func (p *plan) choosePorts() error {
 	if err != nil {
 		return err
 	}
-	p.ports = ports{base, base + 1, base + 2, base + 3, base + 4}
+	const last = 6
+	p.ports = ports{base, base + 1, base + 2, base + 3, base + 4, base + 5, base + last}
 	for _, d := range p.declared() {
-		if d.number >= base && d.number <= base+4 {
-			return fmt.Errorf("container %s has the port %d, and the sidecar takes %d to %d: choose others with %sbase-port", d.container, d.number, base, base+4, Prefix)
+		if d.number >= base && d.number <= base+last {
+			return fmt.Errorf("container %s has the port %d, and the sidecar takes %d to %d: choose others with %sbase-port", d.container, d.number, base, base+last, Prefix)
 		}
 	}
 	switch {
@@ -257,7 +303,12 @@ func (p *plan) apply() error {
 		return err
 	}
 	p.first(container, "spec", "initContainers", sidecarName)
-	p.movePort()
+	if p.transparent() {
+		// Before the sidecar: what comes behind it finds both.
+		p.first(p.redirector(), "spec", "initContainers", redirector)
+	} else {
+		p.movePort()
+	}
 	for _, name := range p.hosts {
 		p.host(name)
 	}
@@ -266,7 +317,7 @@ func (p *plan) apply() error {
 	}
 	where := path{"metadata", "annotations", Status}
 	p.set("", where...) // what takes it back is part of it
-	put(p.pod, flow(status{Version: 1, Mode: "explicit", Undo: p.undo}), false, "", where)
+	put(p.pod, flow(status{Version: 1, Mode: p.s["mode"], Undo: p.undo}), false, "", where)
 	return nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/wopproxy/wopproxy/config"
 )
 
 // Prefix is that of every label and annotation.
@@ -35,8 +37,11 @@ type Setting struct {
 // Settings are all that there are, as the documentation lists them.
 var Settings = []Setting{
 	{"port", "", "where the host listens: a port's name or number, or `none` where nobody calls it. Default the only TCP port that the containers have; for pods of a Job without one, `none`", checkPort},
+	{"mode", "explicit", "`transparent`: the kernel leads the calls of all containers, and those to the host's port, through the sidecar. The containers are told of no proxy, ports and Services stay as they are, and an init container takes the capability `NET_ADMIN`, which the Pod Security Standards `baseline` and `restricted` refuse", oneOf("explicit", "transparent")},
+	{"exclude-cidrs", "", "networks that `transparent` leaves alone, separated by commas", checkCIDRs},
+	{"exclude-ports", "53", "ports elsewhere that `transparent` leaves alone, separated by commas", checkPorts},
 	{"app-port-env", "", "the variable from which the host takes its port. The host then listens on another one, and the sidecar on the host's: for Services that name it by number", match(`[A-Za-z_][A-Za-z0-9_]*`, "the name of a variable")},
-	{"base-port", "18088", "the first of five ports of the sidecar: ingress, egress, admin, health, and the host's where `app-port-env` moves it", checkBase},
+	{"base-port", "18088", "the first of seven ports of the sidecar: ingress, egress, admin, health, the host's where `app-port-env` moves it, and the two to which `transparent` redirects", checkBase},
 	{"host-id", "", "`host.id`. Default NAMESPACE/WORKLOAD", match(`[!-~]{1,255}`, "1 to 255 visible ASCII characters")},
 	{"well-known-url", "", "`host.wellKnownUrl`. Default that of the Service beside the workload in the manifest, else `http://WORKLOAD.NAMESPACE.svc/.well-known/openwop`", nil},
 	{"containers", "", "the containers that call through the sidecar, separated by commas. Default all", nil},
@@ -49,7 +54,7 @@ var Settings = []Setting{
 	{"otlp-endpoint", "", "`tracing.otlp.endpoint`", nil},
 	{"bearer-secret", "", "a Secret whose key `token` is `ancestry.auth.bearer`", match(dnsName, "the name of a Secret")},
 	{"config-map", "", "a ConfigMap whose `wopproxy.yaml` says the rest, and is read again when it changes. What is set here, and the addresses, outrank it", match(dnsName, "the name of a ConfigMap")},
-	{"store", "pod", "where links are kept: `pod`, on the node and as long as the pod; `memory`; or `volume/NAME`, a volume of the pod or a claim template of its StatefulSet, which the user 65532 may write to", match(`pod|memory|volume/`+dnsName, "pod, memory or volume/NAME")},
+	{"store", "pod", "where links are kept: `pod`, on the node and as long as the pod; `memory`; or `volume/NAME`, a volume of the pod or a claim template of its StatefulSet, which the user 65532 may write to (with `transparent` 61337, in the group 65532)", match(`pod|memory|volume/`+dnsName, "pod, memory or volume/NAME")},
 	{"drain", "5s", "how long the host goes on serving when the pod is deleted, while endpoints lag: a preStop sleep, unless it has a preStop hook", checkDrain},
 	{"cpu-request", "20m", "the sidecar's", quantity},
 	{"memory-request", "64Mi", "the sidecar's", quantity},
@@ -167,9 +172,27 @@ func checkPort(v string) error {
 	return nil
 }
 
+func checkPorts(v string) error {
+	for port := range strings.SplitSeq(v, ",") {
+		if n, err := strconv.Atoi(strings.TrimSpace(port)); err != nil || n < 1 || n > 65535 {
+			return errors.New("want ports, 1 to 65535, separated by commas")
+		}
+	}
+	return nil
+}
+
+func checkCIDRs(v string) error {
+	for network := range strings.SplitSeq(v, ",") {
+		if err := new(config.CIDR).UnmarshalText([]byte(strings.TrimSpace(network))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func checkBase(v string) error {
-	if n, err := strconv.Atoi(v); err != nil || n < 1024 || n > 65531 {
-		return errors.New("want 1024 to 65531")
+	if n, err := strconv.Atoi(v); err != nil || n < 1024 || n > 65529 {
+		return errors.New("want 1024 to 65529")
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,8 @@ const (
 	readersEnv   = "WOPPROXY_BEARER"
 	namespaceRef = "$(POD_NAMESPACE)" // which the kubelet fills in
 	user         = 65532              // as in the image
+	// transparentUser is nobody else: many images for hosts have the user of ours, too.
+	transparentUser = 61337
 )
 
 // Volumes of the sidecar.
@@ -50,12 +53,8 @@ func (p *plan) sidecar() (object, error) {
 	if p.shares() {
 		args = append(args, "-share", shareDir)
 	}
-	image := p.s["image"]
-	if image == "" {
-		image = p.o.Image
-	}
-	c := object{
-		"name": sidecarName, "image": image, "args": args, "restartPolicy": "Always",
+	return p.pulled(object{
+		"name": sidecarName, "args": args, "restartPolicy": "Always",
 		"env":   p.sidecarEnv(text),
 		"ports": p.sidecarPorts(),
 		// Startup holds the containers back until their roots and shims are written.
@@ -65,15 +64,50 @@ func (p *plan) sidecar() (object, error) {
 		"resources":      p.resources(),
 		"securityContext": object{
 			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "privileged": false,
-			"runAsNonRoot": true, "runAsUser": user, "runAsGroup": user,
+			"runAsNonRoot": true, "runAsUser": p.user(), "runAsGroup": user,
 			"capabilities": object{"drop": []any{"ALL"}}, "seccompProfile": object{"type": "RuntimeDefault"},
 		},
 		"volumeMounts": p.sidecarMounts(),
+	}), nil
+}
+
+// pulled gives a container the image.
+func (p *plan) pulled(c object) object {
+	if c["image"] = p.s["image"]; c["image"] == "" {
+		c["image"] = p.o.Image
 	}
 	if policy := p.s["image-pull-policy"]; policy != "" {
 		c["imagePullPolicy"] = policy
 	}
-	return c, nil
+	return c
+}
+
+// user is whom the sidecar runs as.
+func (p *plan) user() int {
+	if p.transparent() {
+		return transparentUser
+	}
+	return user
+}
+
+// redirector returns the container that tells the kernel what to redirect.
+func (p *plan) redirector() object {
+	args := []any{"redirect", "-uid", strconv.Itoa(transparentUser), "-outbound", strconv.Itoa(p.ports.redirectedOut), "-exclude-outbound-ports", p.s["exclude-ports"]}
+	if networks := p.s["exclude-cidrs"]; networks != "" {
+		args = append(args, "-exclude-outbound-cidrs", networks)
+	}
+	if p.port != nil {
+		args = append(args, "-inbound", strconv.Itoa(p.ports.redirectedIn), "-app-ports", strconv.Itoa(p.port.number))
+	}
+	return p.pulled(object{
+		"name": redirector, "args": args, "resources": p.resources(),
+		"securityContext": object{
+			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "privileged": false,
+			"runAsNonRoot": false, "runAsUser": 0, "runAsGroup": 0,
+			"capabilities":   object{"drop": []any{"ALL"}, "add": []any{"NET_ADMIN"}},
+			"seccompProfile": object{"type": "RuntimeDefault"},
+		},
+	})
 }
 
 func probe(path string, more object) object {
@@ -96,7 +130,7 @@ func (p *plan) sidecarEnv(text string) []any {
 }
 
 func (p *plan) sidecarPorts() (list []any) {
-	if p.port != nil {
+	if p.port != nil && !p.transparent() {
 		name := p.port.name
 		if name == "" {
 			name = sidecarName
@@ -207,6 +241,13 @@ func (p *plan) generated() object {
 	}
 	if p.port == nil { // nobody shall call what nobody answers
 		c["ingress"].(object)["listen"] = fmt.Sprintf("127.0.0.1:%d", p.ports.ingress)
+	}
+	if p.transparent() {
+		c["ingress"].(object)["listen"] = fmt.Sprintf("127.0.0.1:%d", p.ports.ingress)
+		c["egress"].(object)["transparent"] = fmt.Sprintf(":%d", p.ports.redirectedOut)
+		if p.port != nil {
+			c["ingress"].(object)["transparent"] = fmt.Sprintf(":%d", p.ports.redirectedIn)
+		}
 	}
 	if p.intercepts() {
 		merge(c, object{"egress": object{"intercept": p.s.list("intercept"), "ca": object{
