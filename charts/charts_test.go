@@ -286,6 +286,17 @@ func render(t *testing.T, args ...string) (stdout []byte, messages string, err e
 	} else if err != nil {
 		t.Skip("helm is not installed")
 	}
+	// A result is kept while what the test has opened is the same: helm's doing counts
+	// for nothing there.
+	templates, err := filepath.Glob("wopproxy/templates/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(templates, "wopproxy/templates/tests/injection.yaml", "wopproxy/Chart.yaml") {
+		if info, err := os.Stat(name); err == nil && !info.IsDir() {
+			read(t, name)
+		}
+	}
 	args = append([]string{"template", "wopproxy", "wopproxy", "--namespace", namespace, "--kube-version", kubernetes}, args...)
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), helm, args...)
@@ -576,8 +587,9 @@ func fits(t *testing.T, all []object, deployment object) {
 			settings[key] = value
 		}
 	}
-	if says("image") != container["image"] {
-		t.Errorf("sidecars run %s, the injector %s", says("image"), container["image"])
+	policy, _ := container["imagePullPolicy"].(string)
+	if says("image") != container["image"] || settings["image-pull-policy"] != policy {
+		t.Errorf("sidecars run %s, pulled %q; the injector %s, pulled %q", says("image"), settings["image-pull-policy"], container["image"], policy)
 	}
 	injects(t, says("image"), all[i].at("data", filepath.Base(says("config"))).(string), settings)
 }
