@@ -2,7 +2,10 @@ package ancestry
 
 import (
 	"encoding/json"
+	"errors"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"testing"
@@ -154,4 +157,31 @@ func render(t *testing.T, a ancestryBody) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// A name that is not listed leads nowhere but to what it resolves to when it is
+// dialled, whatever it was before.
+func TestNamesAreJudgedByTheirAddress(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	defer srv.Close()
+	_, port, err := net.SplitHostPort(srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		allow []string
+		ok    bool
+	}{{nil, false}, {[]string{"10.0.0.0/8", "other"}, false}, {[]string{"127.0.0.0/8", "::1"}, true}, {[]string{"localhost"}, true}} {
+		p, err := newDialPolicy(row.allow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := p.dial(t.Context(), "tcp", net.JoinHostPort("localhost", port))
+		if err == nil {
+			c.Close()
+		}
+		if row.ok != (err == nil) || !row.ok && !errors.Is(err, errNotAllowed) {
+			t.Errorf("with %q listed, localhost: %v, want success: %v", row.allow, err, row.ok)
+		}
+	}
 }

@@ -43,15 +43,22 @@ func (e *egressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	base, target, err := basePath(r)
-	if err != nil || target == nil && !r.URL.IsAbs() {
+	if target != nil && err == nil {
+		r.URL, r.Host = target, target.Host
+	}
+	status, why := 0, ""
+	switch {
+	case err != nil || !r.URL.IsAbs():
+		status, why = http.StatusBadGateway, "this is a forward proxy: use it as HTTP_PROXY, or put /_run/<runId>/ in front of an absolute URL"
+	case rounds(r.URL) > maxRounds:
+		status, why = http.StatusLoopDetected, "the URL leads through base paths of more than "+strconv.Itoa(maxRounds)+" further proxies: the call would go round in circles"
+	}
+	if why != "" {
 		x := e.p.begin(egress, r)
 		defer x.end(r)
 		x.outcome = outcomeRefused
-		x.fail(http.StatusBadGateway, "this is a forward proxy: use it as HTTP_PROXY, or put /_run/<runId>/ in front of an absolute URL").write(w)
+		x.fail(status, why).write(w)
 		return
-	}
-	if target != nil {
-		r.URL, r.Host = target, target.Host
 	}
 	if r.URL.Scheme == "http" && allows(e.p.policy.Load().OriginateTLS, authority(r.URL), false) {
 		r.URL.Scheme, r.URL.Host = "https", strings.TrimSuffix(r.URL.Host, ":80")
@@ -117,6 +124,25 @@ func basePath(r *http.Request) (run ancestry.RunID, target *url.URL, err error) 
 		err = errNotAbsolute
 	}
 	return run, target, err
+}
+
+// maxRounds is through how many other proxies a call may lead by base paths that
+// are put one into another. Two that do so in turn would be a loop with as many
+// rounds as there is room for in a URL.
+const maxRounds = 4
+
+// rounds is the number of further proxies that a URL leads through, as far as it
+// matters.
+func rounds(u *url.URL) (n int) {
+	for n <= maxRounds && strings.HasPrefix(u.Path, "/_run/") {
+		_, next, err := basePath(&http.Request{URL: &url.URL{Path: u.Path, RawPath: u.RawPath}})
+		if err != nil || next == nil {
+			break
+		}
+		u = next
+		n++
+	}
+	return n
 }
 
 // credential returns the run that the user name of the proxy credential names,

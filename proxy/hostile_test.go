@@ -2,11 +2,13 @@ package proxy
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -428,5 +430,137 @@ func TestForgedRunIDs(t *testing.T) {
 	}
 	if live, bindings := s.runs.Len(); live != 0 || bindings > 1000 || rec.n != 0 {
 		t.Errorf("%d live runs, %d bindings, %d links with a parent, want none but bindings", live, bindings, rec.n)
+	}
+}
+
+// injections are run ids that try to be more than one.
+var injections = []string{
+	"r\r\nX-Evil: 1", "r\nX-Evil:1", "r\rX-Evil:1", "r\x00", "r\x7f", "r\u2028X-Evil:1", "ü", "r X-Evil:1",
+	`r";host="evil",x="`, `r\`, `r\",evil;x="`, "r%0d%0aX-Evil:1", "r%22%2c", "r;evil=1,evil", "r~0D~0AX-Evil:1", "<!--r-->", "${r}",
+}
+
+// A run id that came from wherever one may come from stands in a header as what it
+// is, or not at all: it ends no line, no string and no list.
+func TestHeaderInjection(t *testing.T) {
+	const message = `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m"}}}`
+	last := make(chan seen, 1)
+	to := target(t, last)
+	var says string // by the host
+	host := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		last <- seen{head: r.Header.Clone()}
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/runs") {
+			w.WriteHeader(http.StatusCreated)
+		}
+		_, _ = io.WriteString(w, says)
+	})
+	// arrives has a run begin, and returns what the host and its caller were told.
+	arrives := func(t *testing.T, s *sidecar, path, body string, lines ...string) (toHost, toCaller http.Header) {
+		got, resp := sendRaw(t, dialRaw(t, s.ingress.URL), last, host, path, body, lines...)
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		s.handled.wait(t)
+		return got.head, resp.Header
+	}
+	out := func(t *testing.T, s *sidecar, target string, lines ...string) http.Header {
+		got, _ := sendRaw(t, dialRaw(t, s.egress.URL), last, to, target, call, lines...)
+		return got.head
+	}
+	quoted := func(id string) string { return strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(id) }
+	text := func(id string) string { b, _ := json.Marshal(id); return string(b) }
+	for name, carrier := range map[string]func(t *testing.T, s *sidecar, id string) []http.Header{
+		"runId of the host": func(t *testing.T, s *sidecar, id string) []http.Header {
+			says = `{"runId":` + text(id) + `,"status":"running"}`
+			resp, _ := post(t, http.DefaultClient, s.ingress.URL+"/v1/runs", `{"workflowId":"w"}`, http.Header{"Run-Ancestry": {goodAncestry}})
+			toHost := receive(t, last, "the request").head
+			s.handled.wait(t)
+			return []http.Header{toHost, resp.Header, out(t, s, "http://"+to+"/mcp")}
+		},
+		"task id of the host": func(t *testing.T, s *sidecar, id string) []http.Header {
+			says = `{"jsonrpc":"2.0","id":1,"result":{"task":{"id":` + text(id) + `,"contextId":"c","status":{"state":"TASK_STATE_WORKING"}}}}`
+			toHost, toCaller := arrives(t, s, "/", message, "Run-Ancestry: "+goodAncestry)
+			return []http.Header{toHost, toCaller, out(t, s, "http://"+to+"/mcp")}
+		},
+		"Run-Id": func(t *testing.T, s *sidecar, id string) []http.Header {
+			if strings.ContainsAny(id, "\r\n\x00\x7f") {
+				return nil // no request at all, see TestForbiddenRequests
+			}
+			return []http.Header{out(t, s, "http://"+to+"/mcp", "Run-Id: "+id)}
+		},
+		"base path": func(t *testing.T, s *sidecar, id string) []http.Header {
+			if _, err := ancestry.ParseRunID(id); err != nil {
+				c := dialRaw(t, s.egress.URL)
+				c.send("GET /_run/" + url.PathEscape(id) + "/http://" + to + "/mcp HTTP/1.1\nHost: " + to + "\n\n")
+				if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusBadGateway {
+					t.Errorf("answer = %s, want 502", resp.Status)
+				}
+				return nil
+			}
+			return []http.Header{out(t, s, "/_run/"+url.PathEscape(id)+"/http://"+to+"/mcp")}
+		},
+		"credential": func(t *testing.T, s *sidecar, id string) []http.Header {
+			if strings.Contains(id, ":") {
+				id = strings.ReplaceAll(id, ":", "=") // which ends a user name
+			}
+			return []http.Header{out(t, s, "http://"+to+"/mcp", "Proxy-Authorization: Basic "+base64.StdEncoding.EncodeToString([]byte(id+":secret")))}
+		},
+		"Run-Ancestry": func(t *testing.T, s *sidecar, id string) []http.Header {
+			if strings.ContainsAny(id, "\r\n\x00\x7f") {
+				return nil
+			}
+			says = `{"runId":"run-1","status":"running"}`
+			resp, _ := post(t, http.DefaultClient, s.ingress.URL+"/v1/runs", `{"workflowId":"w"}`, http.Header{"Run-Ancestry": {`"` + quoted(id) + `";host="h";cause=mcp-tool-call`}})
+			receive(t, last, "the request")
+			s.handled.wait(t)
+			return []http.Header{resp.Header, out(t, s, "http://"+to+"/mcp")}
+		},
+		"ancestry in a message": func(t *testing.T, s *sidecar, id string) []http.Header {
+			says = `{"jsonrpc":"2.0","id":1,"result":{"task":{"taskId":"task-1","status":"working"}}}`
+			_, toCaller := arrives(t, s, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{},"_meta":{"dev.wopproxy/run-ancestry":`+
+				text(`"`+quoted(id)+`";host="h";cause=mcp-tool-call`)+`}}}`)
+			return []http.Header{toCaller, out(t, s, "http://"+to+"/mcp")}
+		},
+	} {
+		for _, id := range injections {
+			t.Run(name+"/"+strconv.Quote(id), func(t *testing.T) {
+				s := newSidecar(t, "agent.example.com", "http://"+host, func(_ *Options, p *Policy) { p.Secret = "secret" })
+				for _, h := range carrier(t, s, id) {
+					wantNoInjection(t, h, id)
+				}
+			})
+		}
+	}
+}
+
+// wantNoInjection checks that headers name no run but by an id that is one.
+func wantNoInjection(t *testing.T, h http.Header, id string) {
+	t.Helper()
+	for name, values := range h {
+		if strings.Contains(strings.ToLower(name), "evil") || len(values) > 1 {
+			t.Errorf("%s = %q has come out of %q", name, values, id)
+		}
+	}
+	known := func(run ancestry.RunID) bool {
+		_, minted := run.Minted()
+		return minted || run == "run-p" || run == "run-1" || run == "task-1" || string(run) == id || string(run) == strings.ReplaceAll(id, ":", "=")
+	}
+	chain, err := ancestry.ParseChain(h["Run-Ancestry"])
+	if err != nil {
+		t.Errorf("Run-Ancestry = %q: %v", h["Run-Ancestry"], err)
+	}
+	for _, a := range chain.Ancestors {
+		if _, err := ancestry.ParseRunID(string(a.Run)); err != nil || !known(a.Run) || strings.Contains(a.Host, "evil") {
+			t.Errorf("Run-Ancestry = %q names %+v", h["Run-Ancestry"], a)
+		}
+	}
+	for _, v := range h["Run-Id"] {
+		run, _, err := ancestry.ParseRunIDHeader([]string{v})
+		if err != nil { // to the host it is the id alone
+			run, err = ancestry.ParseRunID(v)
+		}
+		if err != nil || !known(run) {
+			t.Errorf("Run-Id = %q names %q, %v", v, run, err)
+		}
 	}
 }

@@ -318,9 +318,11 @@ func TestCallsToEgressItself(t *testing.T) {
 			t.Cleanup(func() { srv.Close(); <-done })
 			_, port, _ := net.SplitHostPort(ln.Addr().String())
 			s.egress.URL = "http://127.0.0.1:" + port
-			to := []string{"127.0.0.1:" + port, "localhost:" + port, "0.0.0.0:" + port, "[::]:" + port}
+			useNameServer(t, "127.0.0.1")
+			to := []string{"127.0.0.1:" + port, "localhost:" + port, "sidecar.example.com:" + port, "0.0.0.0:" + port, "[::]:" + port,
+				"[::ffff:127.0.0.1]:" + port, "[::ffff:7f00:1]:" + port}
 			if listen != "127.0.0.1:0" {
-				to = append(to, "127.0.0.2:"+port)
+				to = append(to, "127.0.0.2:"+port, "[::1]:"+port)
 				for _, a := range ownAddresses(t) {
 					to = append(to, net.JoinHostPort(a, port))
 				}
@@ -333,6 +335,88 @@ func TestCallsToEgressItself(t *testing.T) {
 			c.send("GET " + strings.Repeat("/_run/r/http://127.0.0.1:"+port, 100) + "/ HTTP/1.1\nHost: a\n\n")
 			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusLoopDetected || served.Load() != 1 {
 				t.Errorf("a path through us a hundred times: %s after %d rounds, want 508 after one", resp.Status, served.Load())
+			}
+		})
+	}
+}
+
+// Two proxies whose base paths lead to each other hand on a call for a few rounds
+// and no more, however often they stand in its URL.
+func TestLoopThroughTwoEgresses(t *testing.T) {
+	last := make(chan seen, 1)
+	to := target(t, last)
+	a, b := newSidecar(t, "a.example.com", "http://127.0.0.1:1"), newSidecar(t, "b.example.com", "http://127.0.0.1:1")
+	for rounds, want := range map[int]int{1: http.StatusOK, 2: http.StatusOK, 5: http.StatusOK, 6: http.StatusLoopDetected, 300: http.StatusLoopDetected} {
+		path := ""
+		for i := range rounds - 1 {
+			path += "/_run/r-1/" + []*sidecar{b, a}[i%2].egress.URL
+		}
+		path += "/_run/r-1/http://" + to + "/other?a=/_run/r-1/http://x/"
+		before := total(a.series(t), "wopproxy_exchanges_total") + total(b.series(t), "wopproxy_exchanges_total")
+		for form, target := range map[string]string{"base path": path, "absolute": a.egress.URL + path} {
+			s := a
+			if form == "absolute" {
+				s = b
+			}
+			if form == "absolute" && rounds == 5 {
+				continue // which is one more than there may be
+			}
+			c := dialRaw(t, s.egress.URL)
+			c.send("GET " + target + " HTTP/1.1\nHost: a\n\n")
+			if resp := c.answer(http.MethodGet); resp.StatusCode != want {
+				t.Errorf("%s, %d rounds: answer = %s, want %d", form, rounds, resp.Status, want)
+			}
+			if want == http.StatusOK {
+				receive(t, last, "the request")
+			}
+		}
+		a.handled.wait(t)
+		b.handled.wait(t)
+		after := total(a.series(t), "wopproxy_exchanges_total") + total(b.series(t), "wopproxy_exchanges_total")
+		if took := after - before; want != http.StatusOK && took != 2 {
+			t.Errorf("two calls of %d rounds took %v exchanges, want one each", rounds, took)
+		}
+	}
+}
+
+// Hosts that have each other do the work go round in circles until the depth of
+// the delegation, or the visits to a host, are more than may be; also where the
+// ancestry no longer lists them all.
+func TestLoopOfHosts(t *testing.T) {
+	for name, row := range map[string]struct {
+		tune  func(*Policy)
+		calls int64 // of either host
+		limit string
+	}{
+		"maxDepth":              {func(p *Policy) { p.MaxDepth = 5 }, 6, limitDepth},
+		"maxDepth, listed half": {func(p *Policy) { p.MaxDepth = 40 }, 41, limitDepth},
+		"maxVisitsPerHost":      {func(p *Policy) { p.MaxVisitsPerHost = 3 }, 8, limitVisits},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var a, b *sidecar
+			var calls atomic.Int64
+			host := func(own, other **sidecar) string {
+				return "http://" + peer(t, func(w http.ResponseWriter, r *http.Request) {
+					calls.Add(1)
+					resp, body := post(t, (*own).client(), (*other).ingress.URL+"/mcp", call, http.Header{"Run-Id": r.Header["Run-Id"]})
+					w.WriteHeader(resp.StatusCode)
+					_, _ = io.WriteString(w, body)
+				})
+			}
+			tune := func(_ *Options, p *Policy) { row.tune(p) }
+			a = newSidecar(t, "a.example.com", host(&a, &b), tune)
+			b = newSidecar(t, "b.example.com", host(&b, &a), tune)
+			resp, body := post(t, http.DefaultClient, a.ingress.URL+"/chat", "{}", nil)
+			if resp.StatusCode != http.StatusLoopDetected || !strings.Contains(body, "limits.max") {
+				t.Errorf("answer = %s %q, want 508 that names the limit", resp.Status, body)
+			}
+			a.handled.wait(t)
+			b.handled.wait(t)
+			if n := calls.Load(); n != row.calls {
+				t.Errorf("the hosts were called %d times, want %d", n, row.calls)
+			}
+			if n := a.series(t)[hit(row.limit)] + b.series(t)[hit(row.limit)]; n != 1 {
+				t.Errorf("%s was hit %v times, want once", row.limit, n)
 			}
 		})
 	}
