@@ -88,6 +88,7 @@ var inTests = []string{
 	"github.com/a2aproject/a2a-go", "github.com/go-json-experiment/json", "github.com/google/go-cmp", "github.com/google/jsonschema-go",
 	"github.com/modelcontextprotocol/go-sdk", "github.com/prometheus/client_model",
 	"go.opentelemetry.io/proto/otlp", "golang.org/x/net", "golang.org/x/tools", "google.golang.org/grpc", "google.golang.org/protobuf",
+	"k8s.io/api", "k8s.io/apimachinery",
 }
 
 // pkg is what the go command tells of a package.
