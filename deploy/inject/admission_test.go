@@ -121,6 +121,15 @@ func child(t *testing.T, v any, part string) any {
 	return nil
 }
 
+// at returns what keys lead to.
+func at(v any, keys ...string) any {
+	for _, key := range keys {
+		m, _ := v.(map[string]any)
+		v = m[key]
+	}
+	return v
+}
+
 // pods returns the pods of a manifest, those of its templates with the name of their
 // object, as the API server is asked to create them.
 func pods(t *testing.T, manifest string) (found []map[string]any) {
@@ -154,6 +163,12 @@ func pods(t *testing.T, manifest string) (found []map[string]any) {
 				pod["metadata"] = map[string]any{}
 			}
 			pod["metadata"].(map[string]any)["name"] = name
+			claims, _ := at(o, "spec", "volumeClaimTemplates").([]any)
+			for _, claim := range claims {
+				spec := pod["spec"].(map[string]any)
+				volumes, _ := spec["volumes"].([]any)
+				spec["volumes"] = append(volumes, map[string]any{"name": at(claim, "metadata", "name")})
+			}
 			if o["kind"] == "CronJob" {
 				pod["metadata"].(map[string]any)["ownerReferences"] = []any{map[string]any{"kind": "Job", "name": name.(string) + "-29012345", "controller": true}}
 			}

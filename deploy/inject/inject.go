@@ -11,10 +11,10 @@
 //   - Services need no change: the port that they name moves to the sidecar.
 //   - What can't be done safely is refused, with the object and the remedy.
 //
-// The sidecar is a native one, an init container that is restarted (Kubernetes
-// 1.29), and keeps to the Pod Security Standard "restricted"; with the mode
-// "transparent" another one, before it, sets rules for the kernel and takes the
-// capability NET_ADMIN.
+// The sidecar is a native one, an init container that is restarted, and keeps to the
+// Pod Security Standard "restricted"; with the mode "transparent" another one, before
+// it, sets rules for the kernel and takes the capability NET_ADMIN. Moving a port takes
+// Kubernetes 1.33: before, Services find none of an init container by its name.
 package inject
 
 import (

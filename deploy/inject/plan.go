@@ -56,7 +56,7 @@ func (w *workload) plan(o Options, services []object) (*plan, error) {
 	if p.port, err = p.choosePort(); err != nil {
 		return nil, err
 	}
-	if err := p.choosePorts(); err != nil {
+	if err := errors.Join(p.checkStore(), p.choosePorts()); err != nil {
 		return nil, err
 	}
 	if p.transparent() {
@@ -98,6 +98,20 @@ func (p *plan) redirectable() error {
 		p.w.note("%sno-proxy has no effect with %smode transparent: write %sexclude-cidrs", Prefix, Prefix, Prefix)
 	}
 	return nil
+}
+
+// checkStore asks for the volume that the annotation names.
+func (p *plan) checkStore() error {
+	name, ok := strings.CutPrefix(p.s["store"], "volume/")
+	if !ok || at(p.pod, "spec", "volumes", name) != nil {
+		return nil
+	}
+	for _, claim := range objects(p.w.object, "spec", "volumeClaimTemplates") {
+		if text(claim, "metadata", "name") == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("%sstore names the volume %s, which is neither under volumes nor under volumeClaimTemplates: add it", Prefix, name)
 }
 
 // suits refuses pods that can't have a sidecar.
