@@ -145,10 +145,21 @@ func (all crowd) begin() (end func() error) {
 }
 
 // warm lets every client make a few exchanges, for which connections are opened
-// and memory is taken that is kept.
+// and memory is taken that is kept. Some begin before others: hundreds of handshakes
+// at a time would take a busy machine longer than a proxy waits for one of them.
 func (all crowd) warm() error {
+	for some := range slices.Chunk(all, 32) {
+		if err := some.reach(int64(len(some))); err != nil {
+			return err
+		}
+	}
+	return all.reach(3 * int64(len(all)))
+}
+
+// reach lets every client make exchanges until they have made n, or patience is over.
+func (all crowd) reach(n int64) error {
 	end := all.begin()
-	for until := time.Now().Add(patience); all.done() < 2*int64(len(all)) && time.Now().Before(until); {
+	for until := time.Now().Add(patience); all.done() < n && time.Now().Before(until); {
 		time.Sleep(time.Millisecond)
 	}
 	return end()
