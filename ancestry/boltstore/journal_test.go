@@ -125,6 +125,9 @@ func TestOpenBeforeApply(t *testing.T) {
 	if n := counted(t, again); n != 0 {
 		t.Errorf("%d links are in a window, want 0", n)
 	}
+	if len(again.due) == 0 {
+		t.Error("nobody is told that there is something to write")
+	}
 	wantFound(t, again, true, link(0).Run, link(19).Alias)
 	add(t, again, link(20))
 	if n := counted(t, again); n != 20 {
