@@ -96,9 +96,15 @@ func TestTypes(t *testing.T) {
 // fits compares the parts of a pod that have to agree.
 func fits(t *testing.T, pod *corev1.PodSpec) {
 	t.Helper()
-	side := pod.InitContainers[0]
+	// What leads to it comes before the sidecar, and all else after.
+	redirected := pod.InitContainers[0].Name == "wopproxy-redirect"
+	i := 0
+	if redirected {
+		i = 1
+	}
+	side := pod.InitContainers[i]
 	if side.Name != "wopproxy" || side.RestartPolicy == nil || *side.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-		t.Fatalf("the first init container is %s, which is no sidecar", side.Name)
+		t.Fatalf("the init container %s is no sidecar", side.Name)
 	}
 	c := configOf(t, side)
 	ports := map[string]int32{}
