@@ -215,7 +215,10 @@ func (x *exchange) operation(r *http.Request) string {
 		path = path[strings.LastIndexByte(path, '/'):]
 	}
 	op := r.Method + " " + path
-	return op[:min(len(op), bound)]
+	if len(op) > bound { // a run would hold all of it for as long as it lives
+		op = strings.Clone(op[:bound])
+	}
+	return op
 }
 
 // setBody gives r the body that begin has taken.

@@ -204,6 +204,27 @@ func TestCardinalityIsFlat(t *testing.T) {
 	s.wantSeries(t, `wopproxy_exchanges_total{direction="egress",outcome="answered",protocol="a2a"}`, float64(names/8))
 }
 
+// A run that lives holds no more of the path it began with than it shows.
+func TestLongPathIsNotHeld(t *testing.T) {
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", unstored(t), func(_ *Options, p *Policy) {
+		p.Starts = func(string, string) bool { return true }
+	})
+	const runs, length = 500, 60 << 10
+	before := heap()
+	for range runs {
+		r := httptest.NewRequest(http.MethodPost, "/"+strings.Repeat("x", length), nil)
+		x := s.begin(ingress, r)
+		x.read(r)
+		x.arrive(r)
+	}
+	if after := heap(); after > before+runs*length/4 {
+		t.Errorf("%d live runs hold %d bytes", runs, after-before)
+	}
+	if live, _ := s.runs.Len(); live != runs {
+		t.Errorf("%d runs are live, want %d", live, runs)
+	}
+}
+
 // heap is how many bytes are held, once the garbage is gone.
 func heap() uint64 {
 	runtime.GC()
