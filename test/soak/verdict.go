@@ -28,7 +28,8 @@ func (r *result) add(sm sample) sample {
 	if len(r.samples) > 0 {
 		last = r.samples[len(r.samples)-1]
 	}
-	if n := float64(sm.exchanges - last.exchanges); n > 0 {
+	sm.rate, sm.cpu = last.rate, last.cpu // of an instant they would say nothing
+	if n := float64(sm.exchanges - last.exchanges); n > 0 && sm.at-last.at > 100*time.Millisecond {
 		sm.rate = n / (sm.at - last.at).Seconds()
 		sm.cpu = 1e6 * (sm.seconds - last.seconds) / n
 	}
