@@ -64,11 +64,34 @@ func (s *sidecar) watch() func(context.Context) error {
 	}
 }
 
+// watched is the file whose directory is watched, and where its links led to last.
+type watched struct{ file, real string }
+
+func watch(file string) *watched {
+	w := &watched{file: filepath.Clean(file)}
+	w.moved()
+	return w
+}
+
+// concerns reports whether an event in the directory may have changed the file: logs
+// and other people's files lie there, too.
+func (w *watched) concerns(e fsnotify.Event) bool {
+	return e.Op != fsnotify.Chmod && (filepath.Clean(e.Name) == w.file || w.moved())
+}
+
+// moved reports whether the links of the file lead elsewhere than before.
+func (w *watched) moved() bool {
+	was := w.real
+	w.real, _ = filepath.EvalSymlinks(w.file) // empty: there is none just now
+	return w.real != was
+}
+
 // reload takes a new configuration into force on each signal, and when the file
 // has changed, until ctx ends.
 func (s *sidecar) reload(ctx context.Context, hup <-chan os.Signal, changed <-chan fsnotify.Event, failed <-chan error) error {
 	quiet := time.NewTimer(time.Hour)
 	quiet.Stop()
+	file := watch(s.source.file)
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,7 +99,7 @@ func (s *sidecar) reload(ctx context.Context, hup <-chan os.Signal, changed <-ch
 		case <-hup:
 			s.reloadNow()
 		case e := <-changed:
-			if e.Op != fsnotify.Chmod {
+			if file.concerns(e) {
 				quiet.Reset(settle)
 			}
 		case <-failed: // events were lost, ours perhaps; unread, it would stop the watcher
