@@ -108,8 +108,17 @@ func (x *exchange) attributes(r *http.Request) []attribute.KeyValue {
 	if x.evidence != "" {
 		a = append(a, attribute.String("wopproxy.attribution", string(x.evidence)))
 	}
+	for i, said := range a {
+		if text := said.Value.AsString(); len(text) > maxAttribute {
+			a[i] = said.Key.String(strings.Clone(strings.ToValidUTF8(text[:maxAttribute], "")))
+		}
+	}
 	return a
 }
+
+// maxAttribute is how many bytes of a text a span has: thousands of them wait for
+// their export, and a path alone may be as long as a head.
+const maxAttribute = 1 << 10
 
 // peer names the other side: the server we call, or the client that calls us.
 func (x *exchange) peer(r *http.Request) []attribute.KeyValue {

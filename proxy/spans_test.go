@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -351,4 +352,25 @@ func TestSpanEnds(t *testing.T) {
 			t.Errorf("spans = %+v, want one with error.type cancelled", spans)
 		}
 	})
+}
+
+// What a peer says at length is cut in spans, at a whole character.
+func TestLongTextsAreCut(t *testing.T) {
+	exporter, tune := traces()
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", unstored(t), tune, func(_ *Options, p *Policy) {
+		p.Starts = func(string, string) bool { return true }
+	})
+	path := "/" + strings.Repeat("é", 30<<10)
+	s.passes(ingress, httptest.NewRequest(http.MethodGet, path, nil), nil)
+	var got string
+	for _, span := range exporter.GetSpans() {
+		for _, a := range span.Attributes {
+			if a.Key == "url.path" {
+				got = a.Value.AsString()
+			}
+		}
+	}
+	if len(got) != 1023 || !strings.HasPrefix(path, got) {
+		t.Errorf("url.path has %d bytes of %d and ends in %q", len(got), len(path), got[max(0, len(got)-4):])
+	}
 }
