@@ -261,7 +261,7 @@ type CA struct {
 	// Key is its private key, a PEM file. Default none. Goes with cert. A change
 	// needs a restart.
 	Key string `yaml:"key" pattern:"." want:"a path, write for example /etc/wopproxy/ca-key.pem" restart:"yes"`
-	// Create has the proxy make the authority where neither cert nor key is there,
+	// Create has the proxy make the authority, cert and key, where cert is not there,
 	// and write both: a host that has read bundle trusts it after a restart, too.
 	// Keep their folder from everybody else. Default false. Goes with cert and key.
 	// A change needs a restart.

@@ -53,6 +53,7 @@ type Options struct {
 	GRPCUpstream *url.URL       // where the host takes gRPC; default Upstream
 	EgressAddr   netip.AddrPort // where Egress is served: calls that lead back there are refused; default: not known
 
+	IngressAddr netip.AddrPort   // where Ingress listens: what RedirectedIngress gets that was meant for there is Ingress's; default: not known
 	Transparent []netip.AddrPort // where RedirectedIngress and RedirectedEgress listen: what is meant for there is refused; default: not known
 
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h

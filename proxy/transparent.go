@@ -35,15 +35,16 @@ const (
 
 // RedirectedIngress returns a listener for connections into the host that the
 // kernel has redirected to ln. Accept gives those to the port of
-// Options.Upstream, for a server of h, which leads to Ingress. The others, to
-// further ports of the host, go where they were meant to, and what they have of
-// HTTP is given to h here.
+// Options.Upstream, or to where Ingress listens, for a server of h, which leads to
+// Ingress. The others, to further ports of the host, go where they were meant to,
+// and what they have of HTTP is given to h here. What was meant for another address
+// than this machine's is refused: who shares a link with it can send it such.
 func (p *Proxy) RedirectedIngress(ln net.Listener, h http.Handler) net.Listener {
 	dial := (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	own := upstreamPort(p.o.Upstream)
 	return &redirected{
-		Listener: ln, p: p, dir: ingress, tunnels: &p.entries, exchange: h, dial: dial,
-		straight: func(dst netip.AddrPort) bool { return dst.Port() == own },
+		Listener: ln, p: p, dir: ingress, tunnels: &p.entries, exchange: h, dial: dial, admits: new(localAddresses).have,
+		straight: func(dst netip.AddrPort) bool { return dst.Port() == own || leadsTo(p.o.IngressAddr, dst) },
 	}
 }
 
@@ -66,6 +67,7 @@ func upstreamPort(u *url.URL) uint16 {
 func (p *Proxy) RedirectedEgress(ln net.Listener, h http.Handler) net.Listener {
 	return &redirected{
 		Listener: ln, p: p, dir: egress, tunnels: &p.tunnels, exchange: h, dial: p.dialOut, intercept: p.intercept,
+		admits:   func(netip.Addr) bool { return true },
 		straight: func(netip.AddrPort) bool { return false },
 	}
 }
@@ -79,6 +81,7 @@ type redirected struct {
 	exchange  http.Handler // for requests found inside
 	dial      dialFunc
 	intercept *interceptor
+	admits    func(dst netip.Addr) bool     // whether what was meant for dst may go on
 	straight  func(dst netip.AddrPort) bool // whether Accept gives what was meant for dst
 }
 
@@ -94,6 +97,9 @@ func (l *redirected) Accept() (net.Conn, error) {
 		switch {
 		case err != nil || l.p.takesRedirected(dst):
 			l.direct(c)
+		case !l.admits(dst.Addr()):
+			l.p.o.Logger.Debug("a connection that was meant for another machine is refused", "direction", l.dir, "peer", c.RemoteAddr().String(), "to", dst.String())
+			l.refuse(c, redirectRefused)
 		case l.straight(dst):
 			l.count(redirectTaken)
 			return c, nil
@@ -152,12 +158,12 @@ func (l *redirected) connect(t *tunnel, dst netip.AddrPort) (o redirectOutcome, 
 	}
 	to := pair{addrPort(upstream.LocalAddr()), dst}
 	l.p.circle.add(to)
-	done = func() { l.p.circle.remove(to) }
+	forget := func() { l.p.circle.remove(to) }
 	if l.p.circle.has(from) {
 		// What has come of it by now has to find it.
-		return l.loop(t), func() { time.AfterFunc(dialTimeout, done) }
+		return l.loop(t), func() { time.AfterFunc(dialTimeout, forget) }
 	}
-	return redirectTaken, done
+	return redirectTaken, forget
 }
 
 // failed says what it comes to that where t leads was not reached.
@@ -222,6 +228,32 @@ func (c *circle) remove(p pair) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.own, p)
+}
+
+// localAddresses are those by which others reach this machine.
+type localAddresses struct {
+	mu    sync.Mutex
+	known map[netip.Addr]bool
+}
+
+// have reports whether a is one of them. They are read again for one that is not
+// known: machines get further ones.
+func (o *localAddresses) have(a netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.known[a] {
+		return true
+	}
+	o.known = make(map[netip.Addr]bool)
+	all, _ := net.InterfaceAddrs() // of none, none is
+	for _, at := range all {
+		if n, ok := at.(*net.IPNet); ok {
+			if own, ok := netip.AddrFromSlice(n.IP); ok && !own.IsLoopback() {
+				o.known[own.Unmap()] = true
+			}
+		}
+	}
+	return o.known[a]
 }
 
 // addrPort is the address of one end of a connection.

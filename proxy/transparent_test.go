@@ -3,13 +3,17 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // hello is what a client of TLS says first to a server of that name.
@@ -132,6 +136,47 @@ func TestCallsToRedirected(t *testing.T) {
 	for addr, want := range map[string]bool{"127.0.0.1:8189": true, "[::1]:8189": true, "127.0.0.1:8188": false, "192.0.2.1:8189": false} {
 		if err := p.mayDial(addr); (err != nil) != want {
 			t.Errorf("mayDial(%s) = %v, want an error %v", addr, err, want)
+		}
+	}
+}
+
+// A loop that was found out is remembered until what came of it has ended, and no
+// longer.
+func TestLoopIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer here.Close()
+		defer there.Close()
+		p := &Proxy{o: Options{Logger: slog.New(slog.DiscardHandler)}}
+		l := &redirected{p: p, dir: egress, dial: func(context.Context, string, string) (net.Conn, error) { return there, nil }}
+		// Both ends of a pipe have the same address: the call finds itself.
+		outcome, done := l.connect(&tunnel{client: here}, netip.MustParseAddrPort("192.0.2.1:80"))
+		if outcome != redirectLoop {
+			t.Fatalf("the outcome is %s, want a loop", outcome)
+		}
+		done()
+		if n := len(p.circle.own); n != 1 {
+			t.Errorf("%d connections are known as ours, want 1", n)
+		}
+		time.Sleep(dialTimeout + time.Second)
+		if n := len(p.circle.own); n != 0 {
+			t.Errorf("%d connections are known as ours when they are long gone, want none", n)
+		}
+	})
+}
+
+// A connection into the host was meant for an address of this machine, and not for
+// loopback, where nobody else can have meant it for.
+func TestLocalAddresses(t *testing.T) {
+	var o localAddresses
+	for _, a := range ownAddresses(t) {
+		if !o.have(netip.MustParseAddr(a)) {
+			t.Errorf("%s is none of this machine's, want it to be", a)
+		}
+	}
+	for _, a := range []string{"127.0.0.1", "::1", "169.254.169.254", "192.0.2.1", "2001:db8::1", "0.0.0.0"} {
+		if o.have(netip.MustParseAddr(a)) {
+			t.Errorf("%s is this machine's, want it not to be", a)
 		}
 	}
 }

@@ -120,6 +120,11 @@ func (r Rules) chains(f family) []chain {
 	}
 	if r.Inbound != 0 {
 		c := chain{name: "inbound", hook: "prerouting", rules: []rule{{in: "lo"}}}
+		for _, p := range linkLocal {
+			if p.Addr().Is4() == (f == ip4) {
+				c.rules = append(c.rules, rule{to: p})
+			}
+		}
 		for _, port := range r.ExcludeInbound {
 			c.rules = append(c.rules, rule{toPort: port})
 		}

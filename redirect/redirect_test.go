@@ -59,6 +59,7 @@ func TestString(t *testing.T) {
 	chain inbound {
 		type nat hook prerouting priority -100; policy accept;
 		iifname "lo" return
+		ip6 daddr fe80::/10 return
 		tcp dport 9090 return
 		tcp dport 80 redirect to :8188
 		tcp dport 81 redirect to :8188

@@ -74,7 +74,10 @@ func createCA(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeFile(files.Key, key, 0o600), writeFile(files.Cert, cert, 0o644))
+	if err := writeFile(files.Key, key, 0o600); err != nil {
+		return err // and no certificate that has no key
+	}
+	return writeFile(files.Cert, cert, 0o644)
 }
 
 // writeFile writes a file by a rename, so that nobody ever reads half of it. It makes

@@ -56,7 +56,7 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 	}
 	o := proxy.Options{
 		HostID: c.Host.ID, WellKnown: c.Host.WellKnownURL.String(), Upstream: c.Ingress.Upstream.URL, GRPCUpstream: c.Ingress.GRPCUpstream.URL,
-		Recorder: s.recorder, EgressAddr: addrOf(s.egress), Transparent: []netip.AddrPort{addrOf(s.redirectedIn), addrOf(s.redirectedOut)},
+		Recorder: s.recorder, EgressAddr: addrOf(s.egress), IngressAddr: addrOf(s.ingress), Transparent: []netip.AddrPort{addrOf(s.redirectedIn), addrOf(s.redirectedOut)},
 		RunTTL: c.Runs.TTL.Duration, Quarantine: quarantine,
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxConnections: c.Limits.Connections, MaxHeader: int(c.Limits.Header), MaxWatched: c.Limits.WatchedRuns,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,

@@ -251,6 +251,20 @@ func (p *pod) more(t *testing.T, addr string) {
 	}
 }
 
+// TestTransparentBesideListen pins that a call to the ingress listener which the
+// kernel redirects on its way is one run, and not a second one of the proxy's own.
+func TestTransparentBesideListen(t *testing.T) {
+	p := newPod(t, settings{"ingress.listen": ":8088"})
+	p.in.mirror(t, ":8080", nil)
+	p.counts(t, 1, "ingress", "taken", func() {
+		s, answer := tell(t, p.world.client(t, ""), "http://10.77.0.1:8088/mcp", "", http.Header{headerAncestry: {callOf("r1")}})
+		id, _, _ := strings.Cut(strings.Trim(answer.Get("Run-Id"), `"`), `"`)
+		if s.Header.Get("Run-Id") != id || id == "" {
+			t.Errorf("the host was told run %q, and the caller %q", s.Header.Get("Run-Id"), answer.Get("Run-Id"))
+		}
+	})
+}
+
 // TestTransparent has the kernel lead a host's calls, and those to it, through a
 // wopproxy of which neither side knows.
 func TestTransparent(t *testing.T) {
@@ -347,6 +361,13 @@ func TestTransparent(t *testing.T) {
 	t.Run("nobody there", func(t *testing.T) {
 		p.counts(t, 1, "egress", "unreachable", func() { wantReset(t, p.in, "10.77.0.2:1") })
 		p.counts(t, 1, "ingress", "unreachable", func() { wantReset(t, p.world, "10.77.0.1:1") })
+	})
+	t.Run("meant for another machine", func(t *testing.T) {
+		// Who shares the cable can send the pod what is not for it.
+		if out, err := exec.Command("ip", "-n", p.world.name, "route", "add", "10.77.1.0/24", "via", p.in.addr).CombinedOutput(); err != nil {
+			t.Fatalf("ip route add: %v: %s", err, out)
+		}
+		p.counts(t, 1, "ingress", "refused", func() { wantReset(t, p.world, "10.77.1.1:8080") })
 	})
 	t.Run("h2c", func(t *testing.T) {
 		c := p.in.client(t, "")
