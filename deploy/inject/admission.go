@@ -134,6 +134,15 @@ func (w *workload) complete(o Options) bool {
 		return false
 	}
 	p := &plan{editor: editor{pod: w.pod}, s: settings}
+	if at(w.pod, "spec", "initContainers", sidecarName) == nil {
+		return false
+	}
+	if s.Mode == "transparent" {
+		return at(w.pod, "spec", "initContainers", redirector) != nil // the kernel leads all containers
+	}
+	if s.Containers != "" { // who injected may have had other settings
+		settings["containers"] = s.Containers
+	}
 	return p.chooseHosts() == nil && !slices.ContainsFunc(p.hosts, func(name string) bool {
 		return at(w.pod, "spec", "containers", name, "env", carry.EnvEgress) == nil
 	})

@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 
@@ -75,7 +74,12 @@ func Inject(manifest []byte, o Options) ([]byte, []Note, error) {
 	if err := Check(o.Settings); err != nil {
 		return nil, nil, err
 	}
-	return edit(manifest, func(w *workload, services []object) error { return w.inject(o, services) })
+	// What was injected before may not look like what is now: its text goes first.
+	manifest, _, err := Uninject(manifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	return edit(manifest, func(w *workload, beside []object) error { return w.inject(o, beside) })
 }
 
 // Uninject returns the manifest without what [Inject] has put in.
@@ -83,17 +87,24 @@ func Uninject(manifest []byte) ([]byte, []Note, error) {
 	return edit(manifest, func(w *workload, _ []object) error { return w.uninject() })
 }
 
-// edit has change edit each workload of the manifest.
-func edit(manifest []byte, change func(w *workload, services []object) error) ([]byte, []Note, error) {
+// edit has change edit each workload of the manifest. It is told of all Services and
+// NetworkPolicies.
+func edit(manifest []byte, change func(w *workload, beside []object) error) ([]byte, []Note, error) {
+	// Whole lines are easier to edit.
+	missing := ""
+	if len(manifest) > 0 && !bytes.HasSuffix(manifest, []byte("\n")) {
+		missing = lineBreak(manifest)
+		manifest = append(slices.Clone(manifest), missing...)
+	}
 	documents, err := split(manifest)
 	if err != nil {
 		return nil, nil, err
 	}
-	var services []object
+	var beside []object
 	for _, d := range documents {
 		for _, o := range d.objects() {
-			if o["kind"] == "Service" {
-				services = append(services, o)
+			if o["kind"] == "Service" || o["kind"] == "NetworkPolicy" {
+				beside = append(beside, o)
 			}
 		}
 	}
@@ -107,7 +118,7 @@ func edit(manifest []byte, change func(w *workload, services []object) error) ([
 			if w == nil {
 				continue
 			}
-			if err := change(w, services); err != nil {
+			if err := change(w, beside); err != nil {
 				errs = append(errs, fmt.Errorf("%s (document %d): %s", w.title(), d.number, strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 			}
 			for _, text := range w.notes {
@@ -125,7 +136,15 @@ func edit(manifest []byte, change func(w *workload, services []object) error) ([
 	if len(errs) > 0 {
 		return nil, notes, errors.Join(errs...)
 	}
-	return out, notes, nil
+	return bytes.TrimSuffix(out, []byte(missing)), notes, nil
+}
+
+// lineBreak is how the lines of a text end.
+func lineBreak(text []byte) string {
+	if bytes.Contains(text, []byte("\r\n")) {
+		return "\r\n"
+	}
+	return "\n"
 }
 
 // document is one of a manifest.
@@ -255,9 +274,10 @@ func (w *workload) note(format string, args ...any) {
 
 // status is what the annotation says.
 type status struct {
-	Version int    `json:"version"`
-	Mode    string `json:"mode"`
-	Undo    undo   `json:"undo"`
+	Version    int    `json:"version"`
+	Mode       string `json:"mode"`
+	Containers string `json:"containers,omitempty"` // the setting: which call through the sidecar, "" for all
+	Undo       undo   `json:"undo"`
 }
 
 // statusOf returns what was injected into a pod, nil for nothing.
@@ -285,7 +305,7 @@ func (w *workload) uninject() error {
 }
 
 // inject puts the sidecar in, anew where there is one.
-func (w *workload) inject(o Options, services []object) error {
+func (w *workload) inject(o Options, beside []object) error {
 	if text(w.pod, "metadata", "labels", Label) == "false" {
 		w.note("not injected, it has the label %s: \"false\"", Label)
 		return w.uninject()
@@ -293,7 +313,7 @@ func (w *workload) inject(o Options, services []object) error {
 	if err := w.uninject(); err != nil {
 		return err
 	}
-	p, err := w.plan(o, services)
+	p, err := w.plan(o, beside)
 	if err != nil {
 		return err
 	}
@@ -306,17 +326,63 @@ func (w *workload) labels() object {
 	return l
 }
 
-// service returns the Services beside the workload that select its pods.
-func (w *workload) services(all []object) (found []object) {
-	labels := w.labels()
-	for _, s := range all {
+// services returns the Services beside the workload that select its pods.
+func (w *workload) services(beside []object) (found []object) {
+	for _, s := range w.sharing(beside, "Service") {
 		selector, _ := at(s, "spec", "selector").(object)
-		if len(selector) == 0 || text(s, "metadata", "namespace") != w.namespace {
-			continue
-		}
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(selector)), func(k string) bool { return selector[k] != labels[k] }) {
+		if len(selector) > 0 && w.has(selector) {
 			found = append(found, s)
 		}
 	}
 	return found
+}
+
+// policies returns the NetworkPolicies beside the workload that select its pods.
+func (w *workload) policies(beside []object) (found []object) {
+	for _, policy := range w.sharing(beside, "NetworkPolicy") {
+		selector, _ := at(policy, "spec", "podSelector").(object)
+		matchLabels, _ := selector["matchLabels"].(object)
+		if w.has(matchLabels) && !slices.ContainsFunc(objects(selector, "matchExpressions"), func(e object) bool { return !w.meets(e) }) {
+			found = append(found, policy)
+		}
+	}
+	return found
+}
+
+// sharing returns the objects of a kind that are in the namespace of the workload. One
+// that isn't said may be any.
+func (w *workload) sharing(beside []object, kind string) (found []object) {
+	for _, o := range beside {
+		namespace := text(o, "metadata", "namespace")
+		if o["kind"] == kind && (namespace == w.namespace || namespace == "" || w.namespace == "") {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+// has reports whether the pods have all of these labels.
+func (w *workload) has(selector object) bool {
+	labels := w.labels()
+	for key, value := range selector {
+		if labels[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// meets reports whether the pods meet an expression of a selector.
+func (w *workload) meets(expression object) bool {
+	value, ok := w.labels()[text(expression, "key")]
+	values, _ := expression["values"].([]any)
+	switch text(expression, "operator") {
+	case "In":
+		return ok && slices.Contains(values, value)
+	case "NotIn":
+		return !ok || !slices.Contains(values, value)
+	case "Exists":
+		return ok
+	}
+	return !ok // DoesNotExist
 }

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,5 +132,65 @@ func TestRefused(t *testing.T) {
 			}
 			a.expect(t, "error", err.Error()+"\n")
 		})
+	}
+}
+
+// TestInjectAnew: whatever was injected before, injecting gives what it would have
+// given at first, and uninject every byte, whether or not a line break ends them.
+func TestInjectAnew(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: agent\nspec:\n  containers:\n  - name: agent\n    ports:\n    - name: http\n      containerPort: 8080"
+	const list = "kind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n  spec:\n    containers:\n    - name: a\n      ports: [{name: http, containerPort: 8080}]"
+	var sets []inject.Options
+	for _, settings := range []map[string]string{nil, {"single-flight": "true", "host-id": "other", "store": "memory"}, {"mode": "transparent", "carry": "auto"}} {
+		sets = append(sets, inject.Options{Image: "w:1", Settings: settings})
+	}
+	for _, text := range []string{pod, list, "# first\n---\n" + pod + " # last", "{}\n---\n" + strings.Replace(pod, "spec:", "  annotations:\n    a: b\nspec:", 1)} {
+		for _, in := range []string{text, strings.ReplaceAll(text, "\n", "\r\n"), text + "\n# end"} {
+			var fresh []string
+			for _, o := range sets {
+				out, _, err := inject.Inject([]byte(in), o)
+				if err != nil {
+					t.Fatalf("%q: %v", in, err)
+				}
+				fresh = append(fresh, string(out))
+			}
+			for i, was := range fresh {
+				next := (i + 1) % len(sets)
+				got, _, err := inject.Inject([]byte(was), sets[next])
+				if diff := cmp.Diff(fresh[next], string(got)); err != nil || diff != "" {
+					t.Errorf("%q, with the settings %d after %d: %v (-want +got)\n%s", in, next, i, err, diff)
+				}
+				back, _, err := inject.Uninject([]byte(was))
+				if diff := cmp.Diff(in, string(back)); err != nil || diff != "" {
+					t.Errorf("uninjected: %v (-in +back)\n%s", err, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestEmptySettings: a setting that is there and empty says nothing, but for those of
+// which none is a value.
+func TestEmptySettings(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: agent\n  annotations: {%s}\nspec:\n  containers: [{name: agent, ports: [{name: http, containerPort: 8080}]}]\n"
+	plain, _, err := inject.Inject([]byte(strings.Replace(pod, "%s", "", 1)), inject.Options{Image: "w:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sidecar := func(out []byte) string { // without the annotations
+		_, text, _ := strings.Cut(string(out), "\nspec:")
+		return text
+	}
+	for _, s := range inject.Settings {
+		none := slices.Contains([]string{"memory-limit", "cpu-request", "memory-request"}, s.Key)
+		for in, o := range map[string]inject.Options{
+			strings.Replace(pod, "%s", inject.Prefix+s.Key+`: ""`, 1): {Image: "w:1"},
+			strings.Replace(pod, "%s", "", 1):                         {Image: "w:1", Settings: map[string]string{s.Key: ""}},
+		} {
+			out, _, err := inject.Inject([]byte(in), o)
+			if same := sidecar(out) == sidecar(plain); err != nil || same == none {
+				t.Errorf("%s, empty: error %v, the same as without: %t, want %t", s.Key, err, same, !none)
+			}
+		}
 	}
 }

@@ -23,6 +23,7 @@ type plan struct {
 	o        Options
 	s        settings
 	services []object
+	policies []object // NetworkPolicies
 	hosts    []string // the containers that call through the sidecar
 	port     *port    // where the host listens; nil: nobody calls it
 	ports    ports
@@ -40,13 +41,13 @@ type port struct {
 type ports struct{ ingress, egress, admin, health, host, redirectedIn, redirectedOut int }
 
 // plan looks at the pod, and returns how it can be injected or why it can't.
-func (w *workload) plan(o Options, services []object) (*plan, error) {
+func (w *workload) plan(o Options, beside []object) (*plan, error) {
 	annotations, _ := at(w.pod, "metadata", "annotations").(object)
 	s, err := resolve(o.Settings, annotations)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{editor: editor{pod: w.pod}, w: w, o: o, s: s, services: w.services(services)}
+	p := &plan{editor: editor{pod: w.pod}, w: w, o: o, s: s, services: w.services(beside), policies: w.policies(beside)}
 	if err := p.suits(); err != nil {
 		return nil, err
 	}
@@ -62,7 +63,7 @@ func (w *workload) plan(o Options, services []object) (*plan, error) {
 	if p.transparent() {
 		return p, p.redirectable()
 	}
-	return p, nil
+	return p, errors.Join(p.readable(), p.admitted())
 }
 
 // transparent reports whether the kernel leads the pod's calls to the sidecar.
@@ -119,7 +120,7 @@ func (p *plan) suits() error {
 	switch {
 	case at(p.pod, "spec", "hostNetwork") == true:
 		return errors.New("it has hostNetwork, and the sidecar's listeners would be the node's: remove hostNetwork, or run wopproxy by hand as deploy/README.md says")
-	case text(p.pod, "spec", "os", "name") == "windows":
+	case text(p.pod, "spec", "os", "name") == "windows", text(p.pod, "spec", "nodeSelector", "kubernetes.io/os") == "windows":
 		return errors.New("it is a pod for Windows, which wopproxy has no image for: give it the label " + Label + `: "false"`)
 	}
 	for _, list := range []string{"initContainers", "containers", "volumes"} {
@@ -153,9 +154,9 @@ func (p *plan) chooseHosts() error {
 	return nil
 }
 
-// declared returns the TCP ports of the containers.
-func (p *plan) declared() (found []port) {
-	for _, c := range objects(p.pod, "spec", "containers") {
+// declared returns the TCP ports of the containers in a list.
+func (p *plan) declared(list string) (found []port) {
+	for _, c := range objects(p.pod, "spec", list) {
 		for _, e := range objects(c, "ports") {
 			number, ok := e["containerPort"].(int)
 			if protocol := text(e, "protocol"); ok && (protocol == "" || protocol == "TCP") {
@@ -170,7 +171,7 @@ func (p *plan) declared() (found []port) {
 // be led to the sidecar.
 func (p *plan) choosePort() (*port, error) {
 	wanted := p.s["port"]
-	declared := p.declared()
+	declared := p.declared("containers")
 	switch {
 	case wanted == "none", wanted == "" && len(declared) == 0 && p.ofJob():
 		return nil, nil
@@ -189,19 +190,32 @@ func (p *plan) choosePort() (*port, error) {
 	case len(found) == 0:
 		return nil, fmt.Errorf("%sport is %q, which none of its containers has: write one of %s, or add it under ports", Prefix, wanted, strings.Join(shown, ", "))
 	case len(found) > 1:
-		for _, f := range found[1:] {
-			if f.number == found[0].number && f.container != found[0].container {
-				return nil, fmt.Errorf("the containers %s and %s both have the port %d, where only one of them can listen: remove it from the other", found[0].container, f.container, f.number)
-			}
+		if err := p.unique(&found[0], found); err != nil {
+			return nil, err
 		}
 		return nil, fmt.Errorf("it has several ports: say with %sport at which one the host is called, %s", Prefix, strings.Join(shown, ", "))
 	}
-	for _, d := range declared { // the one that was chosen, in another container
-		if d.number == found[0].number && d.container != found[0].container {
-			return nil, fmt.Errorf("the containers %s and %s both have the port %d, where only one of them can listen: remove it from the other", found[0].container, d.container, d.number)
-		}
+	if err := p.unique(&found[0], append(declared, p.declared("initContainers")...)); err != nil {
+		return nil, err
 	}
 	return &found[0], p.reachable(&found[0])
+}
+
+// unique refuses a host's port that another port of the pod could be taken for.
+func (p *plan) unique(host *port, others []port) error {
+	for _, d := range others {
+		switch {
+		case d == *host:
+		case d.number == host.number && d.container == host.container:
+			return fmt.Errorf("container %s has the port %d twice: remove one, and have all say the name of the other", d.container, d.number)
+		case d.number == host.number:
+			return fmt.Errorf("the containers %s and %s both have the port %d, where only one of them can listen: remove it from the other", host.container, d.container, d.number)
+		case d.name == host.name && d.name != "":
+			return fmt.Errorf("the ports %d of container %s and %d of container %s both have the name %s, of which a Service finds only one: rename the one that is not the host's",
+				host.number, host.container, d.number, d.container, d.name)
+		}
+	}
+	return nil
 }
 
 // reachable refuses a port that Services name by its number: only by a name can
@@ -220,12 +234,13 @@ func (p *plan) reachable(host *port) error {
 		return nil
 	}
 	for _, s := range p.services {
-		for _, e := range objects(s, "spec", "ports") {
-			target := e["targetPort"]
-			if target == nil {
-				target = e["port"]
-			}
-			if target == host.number {
+		ports := objects(s, "spec", "ports")
+		if text(s, "spec", "clusterIP") == "None" && (len(ports) == 0 || slices.ContainsFunc(ports, func(e object) bool { return leads(e, host) })) {
+			return fmt.Errorf("the Service %s is headless, so who calls it comes to the port %d by its number, past the sidecar: say %sapp-port-env: VARIABLE if the host takes its port from one, or %smode: transparent",
+				text(s, "metadata", "name"), host.number, Prefix, Prefix)
+		}
+		for _, e := range ports {
+			if leadsTo(e) == host.number {
 				return fmt.Errorf("the Service %s leads to the port %d by its number, past the sidecar: have its targetPort name the port%s, or say %sapp-port-env: VARIABLE if the host takes its port from one",
 					text(s, "metadata", "name"), host.number, named(host), Prefix)
 			}
@@ -236,6 +251,20 @@ func (p *plan) reachable(host *port) error {
 			host.number, host.container, Prefix)
 	}
 	return nil
+}
+
+// leadsTo is the port of the pods to which one of a Service does: a number, or a name.
+func leadsTo(e object) any {
+	if target := e["targetPort"]; target != nil {
+		return target
+	}
+	return e["port"]
+}
+
+// leads reports whether the port of a Service leads to the host's.
+func leads(e object, host *port) bool {
+	target := leadsTo(e)
+	return target == host.number || target == host.name
 }
 
 func named(host *port) string {
@@ -295,7 +324,7 @@ func (p *plan) choosePorts() error {
 	}
 	const last = 6
 	p.ports = ports{base, base + 1, base + 2, base + 3, base + 4, base + 5, base + last}
-	for _, d := range p.declared() {
+	for _, d := range append(p.declared("containers"), p.declared("initContainers")...) {
 		if d.number >= base && d.number <= base+last {
 			return fmt.Errorf("container %s has the port %d, and the sidecar takes %d to %d: choose others with %sbase-port", d.container, d.number, base, base+last, Prefix)
 		}
@@ -331,7 +360,7 @@ func (p *plan) apply() error {
 	}
 	where := path{"metadata", "annotations", Status}
 	p.set("", where...) // what takes it back is part of it
-	put(p.pod, flow(status{Version: 1, Mode: p.s["mode"], Undo: p.undo}), false, "", where)
+	put(p.pod, flow(status{Version: 1, Mode: p.s["mode"], Containers: p.s["containers"], Undo: p.undo}), false, "", where)
 	return nil
 }
 

@@ -66,6 +66,15 @@ var Settings = []Setting{
 
 const dnsName = `[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?`
 
+// none are the settings that have a default, and mean nothing at all if they are empty. An
+// empty value of another leaves the default.
+var none = []string{"exclude-ports", "cpu-request", "memory-request", "memory-limit"}
+
+// says reports whether the value of a setting says anything.
+func (s Setting) says(value string) bool {
+	return strings.TrimSpace(value) != "" || s.Default == "" || slices.Contains(none, s.Key)
+}
+
 // settings are the values for one pod, by key.
 type settings map[string]string
 
@@ -75,7 +84,7 @@ func resolve(given map[string]string, annotations object) (settings, error) {
 	var errs []error
 	for _, known := range Settings {
 		s[known.Key] = known.Default
-		if v, ok := given[known.Key]; ok {
+		if v, ok := given[known.Key]; ok && known.says(v) {
 			s[known.Key] = v
 		}
 		v, ok := annotations[Prefix+known.Key]
@@ -87,8 +96,11 @@ func resolve(given map[string]string, annotations object) (settings, error) {
 			errs = append(errs, fmt.Errorf("the annotation %s%s is no text, put it in quotes", Prefix, known.Key))
 			continue
 		}
+		if !known.says(text) {
+			continue
+		}
 		s[known.Key] = strings.TrimSpace(text)
-		if known.check == nil || text == "" {
+		if known.check == nil || s[known.Key] == "" {
 			continue
 		}
 		if err := known.check(s[known.Key]); err != nil {
@@ -103,7 +115,27 @@ func resolve(given map[string]string, annotations object) (settings, error) {
 			errs = append(errs, fmt.Errorf("there is no annotation %s, write one of %s", key, strings.Join(keys(), ", ")))
 		}
 	}
+	if len(errs) == 0 {
+		errs = append(errs, s.fits("cpu"), s.fits("memory"))
+	}
 	return s, errors.Join(errs...)
+}
+
+// fits refuses to ask for more than the limit, which Kubernetes would.
+func (s settings) fits(of string) error {
+	request, limit := s[of+"-request"], s[of+"-limit"]
+	if request == "" || limit == "" || amount(request) <= amount(limit) {
+		return nil
+	}
+	return fmt.Errorf("%s%s-request is %s, above %s%s-limit, %s: lower it, or raise the limit", Prefix, of, request, Prefix, of, limit)
+}
+
+// amount is what a quantity says, 0 for one that is none.
+func amount(text string) float64 {
+	number := strings.TrimRight(text, "mkMGTi")
+	v, _ := strconv.ParseFloat(number, 64)
+	powers := map[string]float64{"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+	return v * powers[text[len(number):]]
 }
 
 func known(key string) bool { return slices.Contains(keys(), key) }

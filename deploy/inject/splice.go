@@ -29,17 +29,14 @@ type cut struct {
 	with     string
 }
 
-// splice returns text, a document whose root is n and that says have, changed so
-// that it says want. It does so or returns an error, never something else.
+// splice returns text, a document of whole lines whose root is n and that says have,
+// changed so that it says want. It does so or returns an error, never something else.
 func splice(doc []byte, n *yaml.Node, have, want any) ([]byte, error) {
-	s := &splicer{text: doc, lines: []int{0}, eol: "\n", compact: compact(n)}
+	s := &splicer{text: doc, lines: []int{0}, eol: lineBreak(doc), compact: compact(n)}
 	for i, c := range doc {
 		if c == '\n' {
 			s.lines = append(s.lines, i+1)
 		}
-	}
-	if bytes.Contains(doc, []byte("\r\n")) {
-		s.eol = "\r\n"
 	}
 	if err := s.walk(n, have, want, place{indent: -1}); err != nil {
 		return nil, err
@@ -258,9 +255,6 @@ func (s *splicer) remove(n *yaml.Node, i, count int, p place, after bool) error 
 		return errUnclear
 	}
 	s.cut(line, s.lineEnd(to), "")
-	if at := &s.cuts[len(s.cuts)-1]; at.to == len(s.text) && !bytes.HasSuffix(s.text, []byte("\n")) && at.from > 0 {
-		at.from -= len(s.eol)
-	}
 	return nil
 }
 
@@ -284,13 +278,7 @@ func (s *splicer) insertFlow(n *yaml.Node, inside string, comma, empty bool) {
 // insertAfter adds lines below the one that offset is on.
 func (s *splicer) insertAfter(offset int, lines []string) {
 	at := s.lineEnd(offset)
-	with := strings.Join(lines, s.eol)
-	if at > 0 && s.text[at-1] == '\n' {
-		with += s.eol
-	} else {
-		with = s.eol + with
-	}
-	s.cut(at, at, with)
+	s.cut(at, at, strings.Join(lines, s.eol)+s.eol)
 }
 
 // lineEnd is where the line behind that of offset begins.
