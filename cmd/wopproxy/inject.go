@@ -22,7 +22,7 @@ pods passes as it is.
 
 A pod says by annotations (wopproxy.dev/KEY) what it wants, and by the label
 wopproxy.dev/inject: "false" that it wants none. -set is for all pods that say
-nothing; deploy/README.md lists the keys. What is injected is taken back with
+nothing; deploy/inject/README.md lists the keys. What is injected is taken back with
 -uninject, and anew with each run.
 
 Where a pod can't be injected safely nothing is printed, stderr says which and what
