@@ -10,6 +10,7 @@ ACTIONLINT = v1.7.12
 GORELEASER = v2.16.0
 SYFT = v1.52.0
 COSIGN = v3.1.3
+JAEGER = v1.62.0
 # Modules that schemas are taken from.
 KUBERNETES = v1.36.3
 PROMETHEUS_OPERATOR = v0.92.1
