@@ -57,6 +57,7 @@ var rooms = map[string][]string{
 	"test/accuracy":              {"test/internal/program"},
 	"test/bench":                 {"ancestry", "ancestry/boltstore", "test/internal/program", "test/internal/rawhttp", "github.com/elazarl/goproxy"},
 	"test/e2e":                   {},
+	"test/e2e/kube":              {},
 	"test/internal/program":      {},
 	"test/internal/rawhttp":      {},
 	"test/picture":               {"test/internal/program"},
