@@ -169,6 +169,17 @@ func TestInjectAnew(t *testing.T) {
 	}
 }
 
+// TestNamesOfTransparent: the kernel goes by numbers, so a name may be there twice.
+func TestNamesOfTransparent(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers: [{name: agent, ports: [{name: http, containerPort: 8080}]}, {name: other, ports: [{name: http, containerPort: 9090}]}]\n"
+	for port, ok := range map[string]bool{"8080": true, "http": false} {
+		_, _, err := inject.Inject([]byte(pod), inject.Options{Image: "w:1", Settings: map[string]string{"mode": "transparent", "port": port}})
+		if (err == nil) != ok {
+			t.Errorf("port %s: error %v, want one: %t", port, err, !ok)
+		}
+	}
+}
+
 // TestEmptySettings: a setting that is there and empty says nothing, but for those of
 // which none is a value.
 func TestEmptySettings(t *testing.T) {

@@ -210,7 +210,7 @@ func (p *plan) unique(host *port, others []port) error {
 			return fmt.Errorf("container %s has the port %d twice: remove one, and have all say the name of the other", d.container, d.number)
 		case d.number == host.number:
 			return fmt.Errorf("the containers %s and %s both have the port %d, where only one of them can listen: remove it from the other", host.container, d.container, d.number)
-		case d.name == host.name && d.name != "":
+		case d.name == host.name && d.name != "" && (!p.transparent() || p.s["port"] == d.name): // the kernel goes by numbers
 			return fmt.Errorf("the ports %d of container %s and %d of container %s both have the name %s, of which a Service finds only one: rename the one that is not the host's",
 				host.number, host.container, d.number, d.container, d.name)
 		}
