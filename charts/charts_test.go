@@ -483,9 +483,16 @@ func tests(t *testing.T, pod object) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, _, err := inject.Inject(text, inject.Options{Image: "wopproxy:test"})
+	// Whatever other pods have, this one needs nothing that its namespace has not.
+	settings := map[string]string{"mode": "transparent", "store": "volume/data", "config-map": "missing", "bearer-secret": "missing"}
+	out, _, err := inject.Inject(text, inject.Options{Image: "wopproxy:test", Settings: settings})
 	if err != nil {
 		t.Fatalf("the pod of helm test can't be injected: %v", err)
+	}
+	for _, name := range []string{"missing", "NET_ADMIN"} {
+		if strings.Contains(string(out), name) {
+			t.Errorf("the pod of helm test asks for %s:\n%s", name, out)
+		}
 	}
 	spec := object(one(t, parse(t, out), "Pod").at("spec").(map[string]any))
 	sidecar := object(spec["initContainers"].([]any)[0].(map[string]any))
