@@ -79,7 +79,7 @@ func TestCommands(t *testing.T) {
 		{"redirect what is no network", []string{"redirect", "-exclude-outbound-cidrs", "10.0.0.1"}, 2, "", "write 10.0.0.1/32"},
 		{"redirect for nobody", []string{"redirect", "-uid", "4294967295", "-inbound", "1"}, 2, "", "4294967295 is no user"},
 		{"redirect for root", []string{"redirect", "-uid", "0", "-inbound", "1"}, 2, "", "run wopproxy as a user of its own"},
-		{"print rules", []string{"redirect", "-inbound", "1", "-exclude-inbound-ports", "", "-print"}, 0, "iifname \"lo\" return\n\t\tmeta l4proto tcp redirect to :1\n", ""},
+		{"print rules", []string{"redirect", "-inbound", "1", "-exclude-inbound-ports", "", "-print"}, 0, "ip6 daddr fe80::/10 return\n\t\tmeta l4proto tcp redirect to :1\n", ""},
 		{"demo with no runs", []string{"demo", "-runs", "0"}, 2, "", "-runs must be 1 or more"},
 	}
 	for _, tt := range tests {
