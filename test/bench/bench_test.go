@@ -241,6 +241,23 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// TestTargetsAlone has a contender without what it is compared with.
+func TestTargetsAlone(t *testing.T) {
+	o := options{contenders: some(t, "direct", "ingress"), kinds: kinds[:2], connections: []int{64}, latencyAt: 64, rounds: 1}
+	table := newTable(o, o.contenders)
+	for c, us := range map[*contender]time.Duration{o.contenders[0]: 10, o.contenders[1]: 310} {
+		table.delays[0][c] = delay{us * time.Microsecond, us * time.Microsecond}
+	}
+	want := [][]string{
+		{"target", "at most", "measured"},
+		{"added p50 at 1000/s, µs", "200", "**ingress 300**"},
+		{"added p99 at 1000/s, µs", "400", "ingress 300"},
+	}
+	if got := table.held(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%q\nwant\n%q", got, want)
+	}
+}
+
 // cells returns the lines of a table without the rule below its heading.
 func cells(table string) (lines [][]string) {
 	for line := range strings.Lines(strings.TrimSpace(table)) {

@@ -86,8 +86,10 @@ func cpuRatio(kind string) func(*table, *contender) float64 {
 
 func added(of func(delay) time.Duration) func(*table, *contender) float64 {
 	return func(t *table, c *contender) float64 {
-		if all := t.longer(c, of); len(all) > 0 {
-			return median(all)
+		if c != nil { // else it takes no part
+			if all := t.longer(c, of); len(all) > 0 {
+				return median(all)
+			}
 		}
 		return math.NaN()
 	}
