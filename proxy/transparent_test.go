@@ -154,12 +154,18 @@ func TestLoopIsForgotten(t *testing.T) {
 		if outcome != redirectLoop {
 			t.Fatalf("the outcome is %s, want a loop", outcome)
 		}
+		known := func() int {
+			p.circle.mu.Lock()
+			defer p.circle.mu.Unlock()
+			return len(p.circle.own)
+		}
 		done()
-		if n := len(p.circle.own); n != 1 {
+		if n := known(); n != 1 {
 			t.Errorf("%d connections are known as ours, want 1", n)
 		}
 		time.Sleep(dialTimeout + time.Second)
-		if n := len(p.circle.own); n != 0 {
+		synctest.Wait()
+		if n := known(); n != 0 {
 			t.Errorf("%d connections are known as ours when they are long gone, want none", n)
 		}
 	})
