@@ -372,7 +372,7 @@ func (t *tunnel) askedFor(client *bufio.Reader) string {
 }
 
 // helloName reads the server's name off the first record of TLS, without taking
-// it; "" if there is none.
+// it; "" if there is none, or what stands there is no host name (RFC 6066, 3).
 func helloName(r *bufio.Reader) (name string) {
 	b, err := r.Peek(recordHeader)
 	if err != nil {
@@ -393,7 +393,15 @@ func helloName(r *bufio.Reader) (name string) {
 		},
 	})
 	_ = conn.Handshake() // ends there, or because there is no more
+	if !isHostname(name) {
+		return "" // crypto/tls takes any bytes
+	}
 	return name
+}
+
+// isHostname reports whether name can be a DNS name, as far as its characters go.
+func isHostname(name string) bool {
+	return plainHost(name) && !strings.ContainsAny(name, "[]:")
 }
 
 var errHeard = errors.New("all that was asked is known")
