@@ -1,0 +1,392 @@
+package peac
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// object is a JSON object. The other values are []any, string, float64, bool
+// and nil.
+type object = map[string]any
+
+// maxNesting bounds the stack that a hostile document takes. Receipts may nest
+// far less; that is told apart from what no reader should follow.
+const maxNesting = 512
+
+// CheckIJSON says whether raw is one JSON value that every reader takes for the
+// same (I-JSON, RFC 7493): no member twice, no number beyond 2^53−1 in magnitude,
+// no string that isn't Unicode text. What is no JSON at all is CodeInvalidFormat.
+func CheckIJSON(raw []byte) error {
+	_, err := parse(raw)
+	return err
+}
+
+// Canonical returns raw in the one form that RFC 8785 (JCS) gives it. It refuses
+// what CheckIJSON refuses.
+func Canonical(raw []byte) ([]byte, error) {
+	v, err := parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	return appendValue(nil, v), nil
+}
+
+// marshal returns v in canonical form. A string that isn't UTF-8 is an error:
+// encoding/json would sign U+FFFD in its place.
+func marshal(v any) ([]byte, error) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		if coded, ok := errors.AsType[*Error](err); ok {
+			return nil, coded
+		}
+		return nil, fail(CodeInvalidFormat, "can't be written: %v", err)
+	}
+	// What was replaced is escaped, and what was U+FFFD before is not.
+	for rest := raw; ; {
+		i := bytes.Index(rest, []byte(`\ufffd`))
+		if i < 0 {
+			return Canonical(raw)
+		}
+		if n := i - len(bytes.TrimRight(rest[:i], `\`)); n%2 == 0 {
+			return nil, fail(CodeInvalidString, "a string is not UTF-8")
+		}
+		rest = rest[i+len(`\ufffd`):]
+	}
+}
+
+func parse(raw []byte) (any, error) {
+	p := parser{raw: raw}
+	v, err := p.value(0)
+	if err != nil {
+		return nil, err
+	}
+	if p.space(); p.at < len(raw) {
+		return nil, p.fault("something follows the value")
+	}
+	return v, nil
+}
+
+// parser reads one JSON value, and keeps to I-JSON.
+type parser struct {
+	raw []byte
+	at  int
+}
+
+func (p *parser) fault(what string) error {
+	return fail(CodeInvalidFormat, "no JSON: %s at byte %d", what, p.at)
+}
+
+func (p *parser) space() {
+	for p.at < len(p.raw) && strings.IndexByte(" \t\r\n", p.raw[p.at]) >= 0 {
+		p.at++
+	}
+}
+
+// next skips white space and returns the byte there, or 0 at the end.
+func (p *parser) next() byte {
+	p.space()
+	if p.at == len(p.raw) {
+		return 0
+	}
+	return p.raw[p.at]
+}
+
+func (p *parser) value(depth int) (any, error) {
+	if depth > maxNesting {
+		return nil, fail(CodeConstraint, "nested deeper than %d", maxNesting)
+	}
+	switch c := p.next(); {
+	case c == '{':
+		return p.object(depth)
+	case c == '[':
+		return p.array(depth)
+	case c == '"':
+		return p.text()
+	case c == '-' || '0' <= c && c <= '9':
+		return p.number()
+	}
+	for _, word := range []struct {
+		text  string
+		value any
+	}{{"null", nil}, {"true", true}, {"false", false}} {
+		if bytes.HasPrefix(p.raw[p.at:], []byte(word.text)) {
+			p.at += len(word.text)
+			return word.value, nil
+		}
+	}
+	return nil, p.fault("no value")
+}
+
+func (p *parser) object(depth int) (any, error) {
+	found := object{}
+	p.at++
+	for first := true; ; first = false {
+		switch c := p.next(); {
+		case c == '}' && first:
+			p.at++
+			return found, nil
+		case c != '"':
+			return nil, p.fault("no name of a member")
+		}
+		name, err := p.text()
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := found[name]; twice {
+			return nil, fail(CodeDuplicateMember, "a member is there twice, again before byte %d", p.at)
+		}
+		if p.next() != ':' {
+			return nil, p.fault("no colon")
+		}
+		p.at++
+		if found[name], err = p.value(depth + 1); err != nil {
+			return nil, err
+		}
+		switch p.next() {
+		case ',':
+			p.at++
+		case '}':
+			p.at++
+			return found, nil
+		default:
+			return nil, p.fault("no end of an object")
+		}
+	}
+}
+
+func (p *parser) array(depth int) (any, error) {
+	found := []any{}
+	p.at++
+	if p.next() == ']' {
+		p.at++
+		return found, nil
+	}
+	for {
+		v, err := p.value(depth + 1)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, v)
+		switch p.next() {
+		case ',':
+			p.at++
+		case ']':
+			p.at++
+			return found, nil
+		default:
+			return nil, p.fault("no end of an array")
+		}
+	}
+}
+
+func (p *parser) text() (string, error) {
+	var b strings.Builder
+	start := p.at
+	bad := func(what string) (string, error) {
+		return "", fail(CodeInvalidString, "the string at byte %d %s", start, what)
+	}
+	for p.at++; p.at < len(p.raw); {
+		c := p.raw[p.at]
+		r, size := rune(c), 1
+		switch {
+		case c == '"':
+			p.at++
+			return b.String(), nil
+		case c < ' ':
+			return bad("has a control character")
+		case c == '\\':
+			if r, size = escaped(p.raw[p.at:]); size == 0 {
+				return bad("has an escape that means nothing, or half a character")
+			}
+		case c >= utf8.RuneSelf:
+			if r, size = utf8.DecodeRune(p.raw[p.at:]); r == utf8.RuneError && size == 1 {
+				return bad("is not UTF-8")
+			}
+		}
+		if r&0xfffe == 0xfffe || 0xfdd0 <= r && r <= 0xfdef {
+			return bad("has a code point that is no character")
+		}
+		b.WriteRune(r)
+		p.at += size
+	}
+	return bad("has no end")
+}
+
+// escaped reads the escape at the start of raw: a rune and how long it was
+// written, or 0 if it is none.
+func escaped(raw []byte) (rune, int) {
+	if len(raw) < 2 {
+		return 0, 0
+	}
+	if i := strings.IndexByte(`"\/bfnrt`, raw[1]); i >= 0 {
+		return rune("\"\\/\b\f\n\r\t"[i]), 2
+	}
+	r, ok := unit(raw)
+	if !ok {
+		return 0, 0
+	}
+	if !utf16.IsSurrogate(r) {
+		return r, 6
+	}
+	low, ok := unit(raw[6:])
+	if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
+		return 0, 0
+	}
+	return r, 12
+}
+
+// unit reads \uXXXX.
+func unit(raw []byte) (rune, bool) {
+	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(raw[2:6]), 16, 16)
+	return rune(n), err == nil
+}
+
+func (p *parser) number() (any, error) {
+	start := p.at
+	digits := func() string {
+		from := p.at
+		for p.at < len(p.raw) && '0' <= p.raw[p.at] && p.raw[p.at] <= '9' {
+			p.at++
+		}
+		return string(p.raw[from:p.at])
+	}
+	accept := func(set string) bool {
+		if p.at == len(p.raw) || strings.IndexByte(set, p.raw[p.at]) < 0 {
+			return false
+		}
+		p.at++
+		return true
+	}
+	accept("-")
+	whole, fraction, exponent := digits(), "", ""
+	if whole == "" || len(whole) > 1 && whole[0] == '0' {
+		return nil, p.fault("no number")
+	}
+	if accept(".") {
+		if fraction = digits(); fraction == "" {
+			return nil, p.fault("no number")
+		}
+	}
+	negative := false
+	if accept("eE") {
+		if !accept("+") {
+			negative = accept("-")
+		}
+		if exponent = digits(); exponent == "" {
+			return nil, p.fault("no number")
+		}
+	}
+	if !safe(whole, fraction, exponent, negative) {
+		return nil, fail(CodeNumberOutOfRange, "the number at byte %d is beyond 2^53-1", start)
+	}
+	f, _ := strconv.ParseFloat(string(p.raw[start:p.at]), 64) // what is too small is 0
+	return f, nil
+}
+
+// maxSafe is the largest number that I-JSON allows.
+const maxSafe = 1<<53 - 1
+
+// safe says whether a number, given by its digits, is at most maxSafe in
+// magnitude. It is told from the digits: as a float64, what is a little more
+// would look as if it were not.
+func safe(whole, fraction, exponent string, negative bool) bool {
+	digits := strings.TrimLeft(whole+fraction, "0")
+	if digits == "" {
+		return true
+	}
+	// The point stands after this many of digits.
+	point := len(digits) - len(fraction)
+	if exponent = strings.TrimLeft(exponent, "0"); exponent != "" {
+		if len(exponent) > 9 {
+			return negative // no message is long enough to make up for it
+		}
+		n, _ := strconv.Atoi(exponent)
+		if negative {
+			n = -n
+		}
+		point += n
+	}
+	limit := strconv.Itoa(maxSafe)
+	if point != len(limit) {
+		return point < len(limit)
+	}
+	rest := ""
+	if len(digits) > point {
+		digits, rest = digits[:point], digits[point:]
+	}
+	digits += strings.Repeat("0", point-len(digits))
+	return digits < limit || digits == limit && strings.Trim(rest, "0") == ""
+}
+
+// appendValue writes v as RFC 8785 has it: no white space, members in the order
+// of their UTF-16 code units, numbers and strings as ECMAScript prints them.
+func appendValue(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(b, "null"...)
+	case bool:
+		return strconv.AppendBool(b, v)
+	case string:
+		return appendText(b, v)
+	case float64:
+		number, _ := json.Marshal(v + 0) // as ECMAScript does, and -0 is 0
+		return append(b, number...)
+	case []any:
+		b = append(b, '[')
+		for i, item := range v {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendValue(b, item)
+		}
+		return append(b, ']')
+	}
+	o := v.(object)
+	names := slices.SortedFunc(maps.Keys(o), func(x, y string) int {
+		return slices.Compare(utf16.Encode([]rune(x)), utf16.Encode([]rune(y)))
+	})
+	b = append(b, '{')
+	for i, name := range names {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendText(b, name), ':')
+		b = appendValue(b, o[name])
+	}
+	return append(b, '}')
+}
+
+func appendText(b []byte, s string) []byte {
+	b = append(b, '"')
+	for _, c := range []byte(s) {
+		switch i := strings.IndexByte("\"\\\b\f\n\r\t", c); {
+		case i >= 0:
+			b = append(b, '\\', `"\bfnrt`[i])
+		case c < ' ':
+			b = append(b, `\u00`...)
+			b = append(b, "0123456789abcdef"[c>>4], "0123456789abcdef"[c&15])
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}
+
+// length is that of a string where PEAC counts: in UTF-16 code units.
+func length(s string) int {
+	n := 0
+	for _, r := range s {
+		n += utf16.RuneLen(r)
+	}
+	return n
+}
