@@ -33,6 +33,7 @@ var rooms = map[string][]string{
 	},
 	"ancestry/ancestrytest": {"ancestry", "github.com/google/go-cmp"},
 	"ancestry/boltstore":    {"ancestry", "go.etcd.io/bbolt"},
+	"ancestry/peac":         {},
 	"carry":                 {},
 	"charts":                {},
 	"cmd/wopproxy": {
@@ -277,6 +278,16 @@ func TestPureRooms(t *testing.T) {
 				t.Errorf("%s depends on %s: want no network", name, path)
 			}
 		}
+	}
+	// Issuers are named by origins, so evidence knows the text of an address.
+	p := goList(t, "./ancestry/peac")["ancestry/peac"]
+	for _, path := range p.Imports {
+		if network.MatchString(path) && path != "net/netip" {
+			t.Errorf("ancestry/peac imports %s: want neither network nor files", path)
+		}
+	}
+	if slices.Contains(p.Deps, "net") {
+		t.Error("ancestry/peac depends on net: want no network")
 	}
 	for _, path := range goList(t, "./proxy")["proxy"].Deps {
 		if room(path) == "config" || strings.HasPrefix(room(path), "cmd/") {

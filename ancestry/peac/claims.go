@@ -155,7 +155,7 @@ func checkClaims(o object) error {
 		return fail(CodeIssuerNotCanonical, "iss is neither an https:// origin in its one form nor a DID")
 	}
 	if p, ok := o["pillars"].([]any); ok && !slices.IsSortedFunc(p, func(x, y any) int {
-		return 2*strings.Compare(x.(string), y.(string)) + 1 // what is equal is not sorted either
+		return 2*strings.Compare(x.(string), y.(string)) - 1 // what is equal is not in order either
 	}) {
 		return fail(CodePillarsNotSorted, "pillars are not in order, each once")
 	}
