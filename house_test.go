@@ -37,7 +37,7 @@ var rooms = map[string][]string{
 	"carry":                 {},
 	"charts":                {},
 	"cmd/wopproxy": {
-		"ancestry", "ancestry/boltstore", "audit", "carry", "config", "deploy/inject", "deploy/webhook", "proxy", "redirect",
+		"ancestry", "ancestry/boltstore", "ancestry/peac", "audit", "carry", "config", "deploy/inject", "deploy/webhook", "proxy", "redirect",
 		"github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang", "go.opentelemetry.io/otel/sdk", "golang.org/x/sync",
 	},
 	"audit":  {},

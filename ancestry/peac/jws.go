@@ -3,6 +3,7 @@ package peac
 import (
 	"crypto/ed25519"
 	"encoding/base64"
+	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -38,8 +39,9 @@ type Receipt struct {
 
 // Signer makes the receipts of one issuer. It may be used concurrently.
 type Signer struct {
-	issuer, keyID string
-	key           ed25519.PrivateKey
+	issuer string
+	header string // encoded
+	key    ed25519.PrivateKey
 }
 
 // NewSigner returns a signer. The issuer is an https:// origin in its one form,
@@ -53,7 +55,12 @@ func NewSigner(issuer, keyID string, key ed25519.PrivateKey) (*Signer, error) {
 	case len(key) != ed25519.PrivateKeySize:
 		return nil, fail(CodeKeyNotFound, "key: %d bytes, want %d", len(key), ed25519.PrivateKeySize)
 	}
-	return &Signer{issuer, keyID, key}, nil
+	header := appendText([]byte(`{"typ":"`+wireType+`","alg":"EdDSA","kid":`), keyID)
+	header = append(header, '}')
+	if err := CheckIJSON(header); err != nil {
+		return nil, fmt.Errorf("key id: %w", err)
+	}
+	return &Signer{issuer, base64url.EncodeToString(header), key}, nil
 }
 
 func isKeyID(v any) bool {
@@ -70,14 +77,10 @@ func (s *Signer) Sign(c Claims) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	header, err := marshal(map[string]any{"typ": wireType, "alg": "EdDSA", "kid": s.keyID})
-	if err != nil {
-		return "", err
-	}
 	if _, err = inspect(payload, time.Unix(c.IssuedAt, 0)); err != nil {
 		return "", err
 	}
-	text := base64url.EncodeToString(header) + "." + base64url.EncodeToString(payload)
+	text := s.header + "." + base64url.EncodeToString(payload)
 	text += "." + base64url.EncodeToString(ed25519.Sign(s.key, []byte(text)))
 	if len(text) > maxJWS {
 		return "", fail(CodeInvalidFormat, "the receipt has %d bytes, at most %d may be there", len(text), maxJWS)

@@ -259,22 +259,34 @@ type KeyRing []Rotation
 func (r KeyRing) Check(cache time.Duration) error {
 	ids := map[string]bool{}
 	for i, k := range r {
-		switch {
-		case ids[k.KeyID]:
+		if ids[k.KeyID] {
 			return fail(CodeKIDReuse, "the id %.64q is there twice", k.KeyID)
-		case i > 0 && k.Sign.Before(k.Publish.Add(cache)):
-			return fail(CodeInvalidFormat, "key %.64q signs before readers have it", k.KeyID)
-		case i > 0 && !k.Sign.After(r[i-1].Sign):
-			return fail(CodeInvalidFormat, "key %.64q does not sign after the one before it", k.KeyID)
-		case i > 0 && !r[i-1].Retire.IsZero() && r[i-1].Retire.Before(k.Sign.Add(max(cache, MinOverlap))):
-			return fail(CodeInvalidFormat, "key %.64q leaves before %s after its successor signs", r[i-1].KeyID, max(cache, MinOverlap))
-		case i == len(r)-1 && !k.Retire.IsZero():
-			return fail(CodeInvalidFormat, "key %.64q leaves, and none follows it", k.KeyID)
 		}
+		ids[k.KeyID] = true
 		if err := NewJWK(k.KeyID, k.Public).check(); err != nil {
 			return err
 		}
-		ids[k.KeyID] = true
+		if i == len(r)-1 {
+			if !k.Retire.IsZero() {
+				return fail(CodeInvalidFormat, "key %.64q leaves, and none follows it", k.KeyID)
+			}
+		} else if err := k.before(r[i+1], cache); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// before says whether next may follow k, for readers who keep a JWKS for cache.
+func (k Rotation) before(next Rotation, cache time.Duration) error {
+	overlap := max(cache, MinOverlap)
+	switch {
+	case next.Sign.Before(next.Publish.Add(cache)):
+		return fail(CodeInvalidFormat, "key %.64q signs before readers have it", next.KeyID)
+	case !next.Sign.After(k.Sign):
+		return fail(CodeInvalidFormat, "key %.64q does not sign after the one before it", next.KeyID)
+	case !k.Retire.IsZero() && k.Retire.Before(next.Sign.Add(overlap)):
+		return fail(CodeInvalidFormat, "key %.64q leaves before %s after its successor signs", k.KeyID, overlap)
 	}
 	return nil
 }

@@ -184,6 +184,9 @@ func TestSign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if header, _, _, _ := split3(jws); string(header) != `{"typ":"interaction-record+jwt","alg":"EdDSA","kid":"2026-11"}` {
+		t.Errorf("header %s", header)
+	}
 	again, _ := newSigner(t).Sign(c)
 	if again != jws {
 		t.Error("the same claims give other bytes")
@@ -276,6 +279,7 @@ func TestNewSigner(t *testing.T) {
 		"an issuer with a path": {issuer + "/", "k", testKey("a"), CodeIssuerNotCanonical},
 		"no key id":             {issuer, "", testKey("a"), CodeMissingKID},
 		"a key id of 257":       {issuer, strings.Repeat("k", 257), testKey("a"), CodeMissingKID},
+		"a key id in \ufdd0":    {issuer, "\ufdd0", testKey("a"), CodeInvalidString},
 		"no key":                {issuer, "k", nil, CodeKeyNotFound},
 		"a did":                 {"did:web:example.com", "k", testKey("a"), ""},
 	} {

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry/peac"
+)
+
+// TestEvidence verifies bundles from files and hosts, whole and broken.
+func TestEvidence(t *testing.T) {
+	const issuer = "https://sidecar.example.com"
+	key := ed25519.NewKeyFromSeed(make([]byte, 32))
+	signer, err := peac.NewSigner(issuer, "k", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := peac.NewNamer(make([]byte, 32), "acme")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wf := names.RunWorkflow("host.example.com", "run-1")
+	now := time.Now().Add(-time.Hour)
+	sign := func(exchange string, parents ...string) string {
+		jws, err := signer.Sign(peac.Claims{
+			Kind: peac.Evidence, Type: "dev.wopproxy/progress", IssuedAt: now.Unix(), ID: peac.NewReceiptID(now),
+			Extensions: map[string]any{
+				peac.WorkflowGroup: peac.WorkflowContext{WorkflowID: wf, StepID: names.Step(wf, exchange), ParentStepIDs: parents},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return jws
+	}
+	set := func(key ed25519.PrivateKey) []byte {
+		raw, _ := json.Marshal(peac.JWKS{Keys: []peac.JWK{peac.NewJWK("k", key.Public().(ed25519.PublicKey))}})
+		return raw
+	}
+	whole := peac.Bundle{
+		Format: peac.BundleFormat, Issuer: issuer, JWKS: set(key),
+		Receipts: []string{sign("a"), sign("b", names.Step(wf, "a"))},
+	}
+	gap, bare := whole, whole
+	gap.Receipts, bare.JWKS = gap.Receipts[1:], nil
+	bundle, _ := json.Marshal(whole)
+	write := func(name string, v any) string {
+		raw, ok := v.([]byte)
+		if !ok {
+			raw, _ = json.Marshal(v)
+		}
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/bundle":
+			w.Write(bundle)
+		case "/jwks":
+			w.Write(set(key))
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer host.Close()
+	file, keys := write("bundle.json", whole), write("jwks.json", set(key))
+	others := write("others.json", set(ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32))))
+	tree := issuer + "\n" + names.Step(wf, "a") + "  ok  dev.wopproxy/progress\n└─ " + names.Step(wf, "b") + "  ok"
+	for _, tt := range []struct {
+		name           string
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		{"file", []string{"verify", file, "--jwks", keys}, 0, tree, ""},
+		{"host", []string{"verify", host.URL + "/bundle", "-jwks", host.URL + "/jwks", "-issuer", issuer}, 0, tree, ""},
+		{"its own keys", []string{"verify", file}, 0, tree, "that they are of " + issuer + " is not shown"},
+		{"another's keys", []string{"verify", file, "-jwks", others}, 1, "E_INVALID_SIGNATURE: ", "the evidence does not hold"},
+		{"a gap", []string{"verify", write("gap.json", gap), "-jwks", keys}, 1, "E_WORKFLOW_PARENT_NOT_FOUND: ", "the evidence does not hold"},
+		{"no keys", []string{"verify", write("bare.json", bare)}, 1, "", "name the issuer's with -jwks"},
+		{"keys that are none", []string{"verify", file, "-jwks", file}, 1, "", "the keys of " + issuer + ": E_INVALID_FORMAT"},
+		{"no such keys", []string{"verify", file, "-jwks", keys + "x"}, 1, "", "-jwks: open"},
+		{"another issuer", []string{"verify", file, "-issuer", "https://x.example"}, 1, "", "not of https://x.example"},
+		{"no such bundle", []string{"verify", file + "x"}, 1, "", "no such file"},
+		{"nothing at the host", []string{"verify", host.URL + "/x"}, 1, "", "404"},
+		{"no bundle", []string{"verify", keys}, 1, "", "E_INVALID_FORMAT: format is not dev.wopproxy/evidence-bundle/1"},
+		{"no JSON", []string{"verify", write("x", []byte("<html>"))}, 1, "", "E_INVALID_FORMAT: no JSON"},
+		{"nothing", []string{"verify"}, 2, "", "1 operands given, want 2"},
+		{"something else", []string{"forge", file}, 2, "", `"forge" is nothing that can be done`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			code := run(t.Context(), append([]string{"evidence"}, tt.args...), &stdout, &stderr)
+			if code != tt.code || !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("evidence %q = %d, want %d\nstdout: %s\nstderr: %s", tt.args, code, tt.code, &stdout, &stderr)
+			}
+		})
+	}
+}
