@@ -172,8 +172,8 @@ func readHeader(header, payload []byte) (h, claims object, err error) {
 		return nil, nil, fail(CodeUnsupportedWire, "wire format 0.1 is not read")
 	case there && typ != wireType && typ != mediaType:
 		return nil, nil, fail(CodeInvalidFormat, "typ is not %s", wireType)
-	case there && claims["peac_version"] == nil:
-		return nil, nil, fail(CodeWireMismatch, "typ is of wire format 0.2, and there is no peac_version")
+	case there && (claims["peac_version"] == nil || claims["peac_version"] == "0.1"):
+		return nil, nil, fail(CodeWireMismatch, "typ is of wire format 0.2, and peac_version is not")
 	}
 	return h, claims, checkJOSE(h)
 }
