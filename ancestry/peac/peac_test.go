@@ -198,6 +198,19 @@ func TestMerkleMalformed(t *testing.T) {
 		}
 		return err
 	}
+	// The sizes of the commitment and the proof are said to be others than n.
+	resized := func(n int, ofCommitment, ofProof int64) error {
+		few := []string{ReceiptRef("1"), ReceiptRef("2"), ReceiptRef("3")}[:n]
+		set, _ := sorted(few)
+		c, _ := Commit(few)
+		p, _ := Prove(few, ref(set[0]))
+		c.TreeSize, p.TreeSize = ofCommitment, ofProof
+		ok, err := p.Verify(c, ref(set[0]))
+		if ok {
+			t.Errorf("%d receipts said to be %d, the proof for %d: it holds", n, ofCommitment, ofProof)
+		}
+		return err
+	}
 	for _, tt := range []struct {
 		name string
 		err  error
@@ -217,6 +230,8 @@ func TestMerkleMalformed(t *testing.T) {
 		{"too high", with(func(_ *Commitment, p *Proof) { p.Hashes = make([]string, 65) }), CodeInvalidProof},
 		{"bad hash", with(func(_ *Commitment, p *Proof) { p.Hashes[0] = "x" }), CodeInvalidProofHash},
 		{"other size, which is false", with(func(_ *Commitment, p *Proof) { p.TreeSize = 3 }), ""},
+		{"a proof for a larger tree of the same path, which is false", resized(3, 3, 4), ""},
+		{"a tree said to be higher than it is, which is false", resized(2, 4, 4), ""},
 		{"a hash too many, which is false", with(func(_ *Commitment, p *Proof) { p.Hashes = append(p.Hashes, a) }), ""},
 	} {
 		if CodeOf(tt.err) != tt.want || tt.want == "" && tt.err != nil {

@@ -252,14 +252,22 @@ func TestSignRefuses(t *testing.T) {
 		"nested too deep": {func(c *Claims) {
 			c.Extensions["a.b/c"] = json.RawMessage(strings.Repeat("[", 40) + strings.Repeat("]", 40))
 		}, CodeConstraint},
-		"a number too large":            {func(c *Claims) { c.Extensions["a.b/c"] = uint64(1 << 53) }, CodeNumberOutOfRange},
-		"a member twice":                {func(c *Claims) { c.Extensions["a.b/c"] = json.RawMessage(`{"a":1,"a":2}`) }, CodeDuplicateMember},
-		"what is no JSON":               {func(c *Claims) { c.Extensions["a.b/c"] = func() {} }, CodeInvalidFormat},
-		"pillars out of order":          {func(c *Claims) { c.Pillars = []string{"identity", "access"} }, CodePillarsNotSorted},
-		"a time on a challenge":         {func(c *Claims) { c.Kind = Challenge }, CodeOccurredOnChall},
-		"a time that is none":           {func(c *Claims) { c.OccurredAt = "yesterday" }, CodeInvalidFormat},
-		"a time far ahead of its own":   {func(c *Claims) { c.OccurredAt = "2099-01-01T00:00:00Z" }, CodeOccurredInFuture},
-		"a summary under another type":  {func(c *Claims) { c.Extensions[SummaryGroup] = summary() }, CodeSummaryInvalid},
+		"a number too large":           {func(c *Claims) { c.Extensions["a.b/c"] = uint64(1 << 53) }, CodeNumberOutOfRange},
+		"a member twice":               {func(c *Claims) { c.Extensions["a.b/c"] = json.RawMessage(`{"a":1,"a":2}`) }, CodeDuplicateMember},
+		"what is no JSON":              {func(c *Claims) { c.Extensions["a.b/c"] = func() {} }, CodeInvalidFormat},
+		"pillars out of order":         {func(c *Claims) { c.Pillars = []string{"identity", "access"} }, CodePillarsNotSorted},
+		"a time on a challenge":        {func(c *Claims) { c.Kind = Challenge }, CodeOccurredOnChall},
+		"a time that is none":          {func(c *Claims) { c.OccurredAt = "yesterday" }, CodeInvalidFormat},
+		"a time far ahead of its own":  {func(c *Claims) { c.OccurredAt = "2099-01-01T00:00:00Z" }, CodeOccurredInFuture},
+		"a summary under another type": {func(c *Claims) { c.Extensions[SummaryGroup] = summary() }, CodeSummaryInvalid},
+		"a summary of another issuer": {func(c *Claims) {
+			s := summary()
+			s.Issuer = "https://other.example.com"
+			c.Type, c.Extensions = SummaryGroup, map[string]any{SummaryGroup: s}
+		}, CodeSummaryInvalid},
+		"a summary of another workflow": {func(c *Claims) {
+			c.Type, c.Extensions = SummaryGroup, map[string]any{SummaryGroup: summary(), CorrelationGroup: Correlation{WorkflowID: "x"}}
+		}, CodeSummaryInvalid},
 		"a summary that is also a step": {func(c *Claims) { c.Type, c.Extensions[SummaryGroup] = SummaryGroup, summary() }, CodeSummaryInvalid},
 	} {
 		c := claims(0, "root")

@@ -153,6 +153,7 @@ func TestBundleRefuses(t *testing.T) {
 		{"a fork of the chain", context(7, func(w *WorkflowContext) { w.PrevReceiptHash = "" }), []string{"join " + dag}},
 		{"two links after one", nil, []string{"join " + dag}},
 		{"a link to nothing", context(7, func(w *WorkflowContext) { w.PrevReceiptHash = ReceiptRef("") }), []string{"join " + dag}},
+		{"a first link that has one before it", context(3, func(w *WorkflowContext) { w.PrevReceiptHash = ReceiptRef("") }), []string{"failed " + dag}},
 		{"an index beyond the total", context(2, func(w *WorkflowContext) { w.StepIndex, w.StepTotal = &two, &two }), []string{"right " + dag}},
 		{"an id twice", func(t *testing.T) Bundle {
 			return workflow(t, func(n int, c *Claims) {
