@@ -69,7 +69,8 @@ type Report struct {
 	// Faults are those that belong to no step: a receipt that can't be believed,
 	// a summary that isn't one of these receipts.
 	Faults []Fault
-	// Summary is nil if there is none that can be believed.
+	// Summary is what the issuer signed as one, or nil; Faults say whether it is
+	// one of these receipts.
 	Summary *WorkflowSummary
 }
 

@@ -160,7 +160,7 @@ func checkClaims(o object) error {
 		return fail(CodePillarsNotSorted, "pillars are not in order, each once")
 	}
 	if _, there := o["occurred_at"]; there && o["kind"] == Challenge {
-		return fail(CodeOccurredOnChall, "a challenge has no occurred_at")
+		return fail(CodeOccurredOnChallenge, "a challenge has no occurred_at")
 	}
 	groups, _ := o["extensions"].(object)
 	return checkGroups(groups)

@@ -95,7 +95,7 @@ type KeySource func(issuer, keyID string) (ed25519.PublicKey, error)
 // Verify reads a receipt: it has to be whole, signed with a key of its issuer,
 // and no more than 300 s ahead of now. That it was seen before, and what it says
 // under extensions other than its workflow, its correlation and a summary, is not
-// looked at.
+// looked at. What is returned beside an error is not to be believed.
 func Verify(jws string, keys KeySource, now time.Time) (Receipt, error) {
 	header, payload, signature, err := split3(jws)
 	if err != nil {

@@ -256,7 +256,7 @@ func TestSignRefuses(t *testing.T) {
 		"a member twice":               {func(c *Claims) { c.Extensions["a.b/c"] = json.RawMessage(`{"a":1,"a":2}`) }, CodeDuplicateMember},
 		"what is no JSON":              {func(c *Claims) { c.Extensions["a.b/c"] = func() {} }, CodeInvalidFormat},
 		"pillars out of order":         {func(c *Claims) { c.Pillars = []string{"identity", "access"} }, CodePillarsNotSorted},
-		"a time on a challenge":        {func(c *Claims) { c.Kind = Challenge }, CodeOccurredOnChall},
+		"a time on a challenge":        {func(c *Claims) { c.Kind = Challenge }, CodeOccurredOnChallenge},
 		"a time that is none":          {func(c *Claims) { c.OccurredAt = "yesterday" }, CodeInvalidFormat},
 		"a time far ahead of its own":  {func(c *Claims) { c.OccurredAt = "2099-01-01T00:00:00Z" }, CodeOccurredInFuture},
 		"a summary under another type": {func(c *Claims) { c.Extensions[SummaryGroup] = summary() }, CodeSummaryInvalid},

@@ -3,6 +3,7 @@ package peac
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -45,7 +46,7 @@ func (r Report) WriteTree(w io.Writer) error {
 	for _, f := range r.Faults {
 		t.fault("", f)
 	}
-	t.summary(r.Summary)
+	t.summary(r)
 	_, err := io.WriteString(w, t.text.String())
 	return err
 }
@@ -103,13 +104,17 @@ func (t *tree) fault(indent string, f Fault) {
 	t.text.WriteByte('\n')
 }
 
-func (t *tree) summary(s *WorkflowSummary) {
-	if s == nil {
-		t.text.WriteString("no summary: nothing says that these receipts are all\n")
+func (t *tree) summary(r Report) {
+	if r.Summary == nil {
+		t.text.WriteString("no summary that holds: nothing says that these receipts are all\n")
 		return
 	}
-	e := s.Evidence
-	fmt.Fprintf(&t.text, "summary  %s  %s", e.WorkflowID, e.Status)
+	verdict := "ok"
+	if slices.ContainsFunc(r.Faults, func(f Fault) bool { return f.Code == CodeSummaryInvalid }) {
+		verdict = "FAILED"
+	}
+	e := r.Summary.Evidence
+	fmt.Fprintf(&t.text, "summary  %s  %s  %s", verdict, e.WorkflowID, e.Status)
 	if e.ReceiptMerkleRoot != "" {
 		fmt.Fprintf(&t.text, "  %d receipts  %s", *e.ReceiptCount, e.ReceiptMerkleRoot)
 	}

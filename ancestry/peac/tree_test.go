@@ -26,15 +26,20 @@ func TestWriteTree(t *testing.T) {
 │  └─ step_retry0000000000000000000  ok  dev.wopproxy/progress
 │     └─ step_join00000000000000000000  ok  dev.wopproxy/progress  3 receipts  after step_retry0000000000000000000, step_right0000000000000000000
 └─ step_right0000000000000000000  ok  dev.wopproxy/progress
-summary  ` + wf + `  failed  8 receipts  ` + root + "\n"
+summary  ok  ` + wf + `  failed  8 receipts  ` + root + "\n"
 	if diff := cmp.Diff(want, draw(b)); diff != "" {
 		t.Error(diff)
+	}
+	less := b
+	less.Receipts = b.Receipts[:7]
+	if got, want := draw(less), "summary  FAILED  "+wf+"  failed  8 receipts  "+root+"\n"; !strings.HasSuffix(got, want) {
+		t.Errorf("%s\nends not in %s", got, want)
 	}
 	b.Receipts, b.Summary = slices.Delete(b.Receipts, 1, 2), ""
 	got := draw(b)
 	for _, line := range []string{
 		"step_failed000000000000000000  FAILED  dev.wopproxy/progress\n   E_WORKFLOW_PARENT_NOT_FOUND: its parent step_left00000000000000000000 is not there\n",
-		"no summary: nothing says that these receipts are all\n",
+		"no summary that holds: nothing says that these receipts are all\n",
 	} {
 		if !strings.Contains(got, line) {
 			t.Errorf("%s\nlacks %s", got, line)
@@ -53,7 +58,7 @@ func TestWriteTreeCycle(t *testing.T) {
 	if err := r.WriteTree(&text); err != nil {
 		t.Fatal(err)
 	}
-	want := "a  ok  \n└─ c  ok  \n   └─ b  ok  \n" + `E_WORKFLOW_DAG_INVALID: "\x1b[2J\u202e"` + "\nno summary: nothing says that these receipts are all\n"
+	want := "a  ok  \n└─ c  ok  \n   └─ b  ok  \n" + `E_WORKFLOW_DAG_INVALID: "\x1b[2J\u202e"` + "\nno summary that holds: nothing says that these receipts are all\n"
 	if diff := cmp.Diff(want, text.String()); diff != "" {
 		t.Error(diff)
 	}
