@@ -139,7 +139,6 @@ func limits(v any) error {
 
 // checkClaims checks what a payload has to be by itself.
 func checkClaims(o object) error {
-	isObject := func(v any) bool { _, ok := v.(object); return ok }
 	err := closed(CodeInvalidFormat, o, []rule{
 		{"peac_version", true, oneOf("0.2")}, {"kind", true, oneOf(Evidence, Challenge)}, {"type", true, isType},
 		{"iss", true, nil}, {"iat", true, integer(-maxSafe)}, {"jti", true, between(1, 256)},
@@ -179,6 +178,11 @@ func checkGroups(groups object) error {
 			return fail(CodeExtensionSize, "%s makes %d bytes, all so far %d", key, size, total)
 		}
 	}
+	if v, there := groups[AccessGroup]; there {
+		if err := checkAccess(v); err != nil {
+			return err
+		}
+	}
 	if v, there := groups[CorrelationGroup]; there {
 		o, ok := v.(object)
 		if !ok {
@@ -192,6 +196,8 @@ func checkGroups(groups object) error {
 	}
 	return nil
 }
+
+func isObject(v any) bool { _, ok := v.(object); return ok }
 
 func isType(v any) bool {
 	s, ok := v.(string)

@@ -9,7 +9,9 @@ import (
 type Code string
 
 // The codes that this package gives. Those of a Merkle proof are PEAC's for
-// audits; CodeKeyRevoked is the one of its issuer documents.
+// audits; CodeKeyRevoked is the one of its issuer documents. Those in lower case at
+// the end are about what was observed: PEAC's validators of ActionGroup and
+// HandoffGroup give them.
 const (
 	CodeContextInvalid      Code = "E_WORKFLOW_CONTEXT_INVALID"
 	CodeWorkflowIDInvalid   Code = "E_WORKFLOW_ID_INVALID"
@@ -56,6 +58,23 @@ const (
 	CodeInvalidProofHash  Code = "audit.merkle.invalid_proof_hash"
 	CodeUnsupportedTree   Code = "audit.merkle.unsupported_tree_alg"
 	CodeUnsupportedHash   Code = "audit.merkle.unsupported_hash_alg"
+
+	CodeActionContent    Code = "agent.action.inline_content_blocked"
+	CodeActionUnknown    Code = "agent.action.unknown_field"
+	CodeActionRef        Code = "agent.action.opaque_ref_grammar_violation"
+	CodeActionRefType    Code = "agent.action.ref_must_be_string"
+	CodeActionMissing    Code = "agent.action.missing_required_field"
+	CodeActionKind       Code = "agent.action.event_kind_unknown"
+	CodeActionTime       Code = "agent.action.invalid_observed_at"
+	CodeActionMismatch   Code = "agent.action.type_event_kind_mismatch"
+	CodeHandoffVerdict   Code = "a2a.observation_decision_blocked"
+	CodeHandoffCard      Code = "a2a.card_ref_digest_invalid"
+	CodeHandoffRef       Code = "a2a.opaque_ref_grammar_violation"
+	CodeHandoffSignature Code = "a2a.legacy_signature_shape_blocked"
+	CodeHandoffMismatch  Code = "a2a.type_event_mismatch"
+	CodeHandoffTime      Code = "a2a.timestamp_invalid"
+	CodeHandoffUnknown   Code = "a2a.unknown_field"
+	CodeHandoffSchema    Code = "a2a.schema_rejection"
 )
 
 // Error says what is wrong with evidence. Only the code is PEAC's; the text is

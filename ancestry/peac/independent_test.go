@@ -16,9 +16,10 @@ import (
 // node is where the peers in Node are installed.
 const node = "../../test/e2e/node"
 
-// TestIndependent has PEAC's own packages accept what is signed here, and refuse
-// it with each of the changes that this package refuses.
-func TestIndependent(t *testing.T) {
+// askPEAC hands a question to a program around PEAC's own packages, and reads what
+// it answers.
+func askPEAC(t *testing.T, program string, question, answer any) {
+	t.Helper()
 	_, err := exec.LookPath("node")
 	if err == nil {
 		_, err = os.Stat(filepath.Join(node, "node_modules/@peac/crypto"))
@@ -29,6 +30,50 @@ func TestIndependent(t *testing.T) {
 		}
 		t.Skip("PEAC's packages are not installed: npm ci --ignore-scripts --prefix test/e2e/node")
 	}
+	raw, err := json.Marshal(question)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "node", "--no-warnings", program)
+	cmd.Dir, cmd.Stdin = node, bytes.NewReader(raw)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("node: %v\n%s", err, &stderr)
+	}
+	if err := json.Unmarshal(out, answer); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// TestIndependentGroups has PEAC's validators of what was observed take what is
+// taken here, and refuse what is refused, for the same reason among theirs.
+func TestIndependentGroups(t *testing.T) {
+	type question struct {
+		Type, Group string
+		Value       json.RawMessage
+	}
+	var questions []question
+	cases := observations()
+	for _, c := range cases {
+		questions = append(questions, question{c.receiptType, c.group, json.RawMessage(c.json(t))})
+	}
+	var codes [][]Code // of each, none if it holds
+	askPEAC(t, "peac-groups.mjs", questions, &codes)
+	if len(codes) != len(cases) {
+		t.Fatalf("%d answers to %d questions", len(codes), len(cases))
+	}
+	for i, c := range cases {
+		if (c.want == "") != (len(codes[i]) == 0) || c.want != "" && !slices.Contains(codes[i], c.want) {
+			t.Errorf("%s: %s: %q here, %q there", c.receiptType, questions[i].Value, c.want, codes[i])
+		}
+	}
+}
+
+// TestIndependent has PEAC's own packages accept what is signed here, and refuse
+// it with each of the changes that this package refuses.
+func TestIndependent(t *testing.T) {
 	type input struct {
 		Bundle Bundle `json:"bundle"`
 		Key    string `json:"key"`
@@ -45,22 +90,8 @@ func TestIndependent(t *testing.T) {
 	if report := verifyBundle(inputs["whole"].Bundle); !report.OK() {
 		t.Fatalf("refused here: %q", codes(report))
 	}
-	raw, err := json.Marshal(inputs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "node", "--no-warnings", "peac-verify.mjs")
-	cmd.Dir, cmd.Stdin = node, bytes.NewReader(raw)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("node: %v\n%s", err, &stderr)
-	}
 	var verdicts map[string]*string
-	if err := json.Unmarshal(out, &verdicts); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	askPEAC(t, "peac-verify.mjs", inputs, &verdicts)
 	for _, name := range slices.Sorted(maps.Keys(inputs)) {
 		v, there := verdicts[name]
 		switch {

@@ -94,8 +94,7 @@ type KeySource func(issuer, keyID string) (ed25519.PublicKey, error)
 
 // Verify reads a receipt: it has to be whole, signed with a key of its issuer,
 // and no more than 300 s ahead of now. That it was seen before, and what it says
-// under extensions other than its workflow, its correlation and a summary, is not
-// looked at. What is returned beside an error is not to be believed.
+// under extensions that have no name in this package, is not looked at. What is returned beside an error is not to be believed.
 func Verify(jws string, keys KeySource, now time.Time) (Receipt, error) {
 	header, payload, signature, err := split3(jws)
 	if err != nil {
@@ -228,6 +227,10 @@ func inspect(payload []byte, now time.Time) (Receipt, error) {
 	}
 	more, err := typeGroup(o)
 	if r.Warnings = append(r.Warnings, more...); err != nil {
+		return r, err
+	}
+	groups, _ := o["extensions"].(object)
+	if err := checkObserved(r.Claims.Type, groups); err != nil {
 		return r, err
 	}
 	if r.Workflow, err = r.Claims.workflow(); err == nil {
