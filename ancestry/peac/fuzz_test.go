@@ -211,8 +211,10 @@ func FuzzProof(f *testing.F) {
 }
 
 func FuzzBundle(f *testing.F) {
-	raw, _ := json.Marshal(workflow(f, unchanged))
-	f.Add(raw)
+	for _, b := range []Bundle{workflow(f, unchanged), extract(f)} {
+		raw, _ := json.Marshal(b)
+		f.Add(raw)
+	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		b, err := ParseBundle(raw)
 		if err != nil {

@@ -20,8 +20,13 @@ type Fault struct {
 // one of external (steps that a peer carried in), no step leads to itself, and
 // what tells of one step is one chain, without a fork. Receipts without a place
 // in a workflow don't belong into the set. The order is that of the steps.
-func CheckSet(receipts []Receipt, external []string) []Fault {
+func CheckSet(receipts []Receipt, external []string) []Fault { return check(receipts, external, false) }
+
+// check is CheckSet, also for some receipts of a workflow: what may be among the
+// others is no fault then.
+func check(receipts []Receipt, external []string, extract bool) []Fault {
 	s := newSet(receipts)
+	s.extract = extract
 	s.unique(receipts)
 	elsewhere := map[string]bool{}
 	for _, step := range external {
@@ -30,7 +35,7 @@ func CheckSet(receipts []Receipt, external []string) []Fault {
 	steps := slices.Sorted(maps.Keys(s.steps))
 	for _, step := range steps {
 		for _, p := range s.parents[step] {
-			if s.steps[p] == nil && !elsewhere[p] {
+			if s.steps[p] == nil && !elsewhere[p] && !extract {
 				s.fault(step, "", CodeParentNotFound, "its parent "+p+" is not there")
 			}
 		}
@@ -48,6 +53,7 @@ type set struct {
 	steps   map[string][]Receipt
 	parents map[string][]string // by step, each once, as they are first named
 	refs    map[string]bool
+	extract bool // there are others
 	faults  []Fault
 }
 
@@ -115,11 +121,11 @@ func (s *set) chain(step string) {
 		if !own[prev] {
 			heads++
 		}
-		if prev != "" && !s.refs[prev] {
+		if prev != "" && !s.refs[prev] && !s.extract {
 			s.fault(step, r.Ref, CodeDAGInvalid, "the receipt before it is not there")
 		}
 	}
-	if heads != 1 {
+	if heads != 1 && !s.extract {
 		s.fault(step, "", CodeDAGInvalid, "its receipts are not one chain")
 	}
 }
@@ -189,7 +195,13 @@ func (s *set) indexes(steps []string) {
 // CheckSummary says what is wrong with a receipt as the summary of receipts: it
 // has to be of their issuer and workflow, count and commit to all of them, and
 // name none, and no failed step, that isn't there.
-func CheckSummary(summary Receipt, receipts []Receipt) (faults []Fault) {
+func CheckSummary(summary Receipt, receipts []Receipt) []Fault {
+	return checkSummaryOf(summary, receipts, nil)
+}
+
+// checkSummaryOf is CheckSummary, also for some receipts, each of which was proven
+// to be in the commitment all.
+func checkSummaryOf(summary Receipt, receipts []Receipt, all *Commitment) (faults []Fault) {
 	fault := func(what string) {
 		faults = append(faults, Fault{Ref: summary.Ref, Code: CodeSummaryInvalid, What: what})
 	}
@@ -197,15 +209,21 @@ func CheckSummary(summary Receipt, receipts []Receipt) (faults []Fault) {
 		fault("it is no summary")
 		return faults
 	}
-	e, refs, names, steps := summary.Summary.Evidence, []string{}, map[string]bool{}, map[string]bool{}
+	e, names, steps := summary.Summary.Evidence, map[string]bool{}, map[string]bool{}
 	for _, r := range receipts {
 		names[r.Ref], names["jti:"+r.Claims.ID] = true, true
-		if refs = append(refs, r.Ref); r.Workflow != nil {
+		if r.Workflow != nil {
 			steps[r.Workflow.StepID] = true
 		}
 		if r.Claims.Issuer != summary.Claims.Issuer || r.Workflow == nil || r.Workflow.WorkflowID != e.WorkflowID {
 			fault("the receipt " + r.Ref + " is of another issuer or workflow")
 		}
+	}
+	if all != nil {
+		if e.ReceiptMerkleRoot != all.Root || e.ReceiptCount == nil || *e.ReceiptCount != all.TreeSize {
+			fault("it commits to other receipts")
+		}
+		return append(faults, times(summary, receipts)...)
 	}
 	for _, named := range e.ReceiptRefs {
 		if !names[named] {
@@ -215,7 +233,7 @@ func CheckSummary(summary Receipt, receipts []Receipt) (faults []Fault) {
 	if e.ReceiptCount != nil && *e.ReceiptCount != int64(len(receipts)) {
 		fault("it counts other receipts than there are")
 	}
-	if c, err := Commit(refs); e.ReceiptMerkleRoot != "" && (err != nil || c.Root != e.ReceiptMerkleRoot) {
+	if c, err := Commit(refsOf(receipts)); e.ReceiptMerkleRoot != "" && (err != nil || c.Root != e.ReceiptMerkleRoot) {
 		fault("it commits to other receipts")
 	}
 	if e.ErrorContext != nil && !steps[e.ErrorContext.FailedStepID] {

@@ -234,12 +234,148 @@ func TestBundleExternal(t *testing.T) {
 	}
 }
 
+// extract is a step of a workflow, and the link of a chain that another one is
+// before, with their proofs.
+func extract(t testing.TB) Bundle {
+	t.Helper()
+	b := workflow(t, unchanged)
+	e, err := b.Extract(ReceiptRef(b.Receipts[3]), ReceiptRef(b.Receipts[6]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// TestExtract shows some receipts of a workflow to be its own, without the others.
+func TestExtract(t *testing.T) {
+	raw, err := json.Marshal(extract(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := ParseBundle(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := verifyBundle(read)
+	if !report.OK() || report.Summary == nil || len(report.Steps) != 2 || report.Of != 8 {
+		t.Errorf("OK = %v, %d steps of %d receipts, %q", report.OK(), len(report.Steps), report.Of, codes(report))
+	}
+	var text strings.Builder
+	if err := report.WriteTree(&text); err != nil || !strings.Contains(text.String(), "\nan extract: 2 of 8 receipts\nsummary  ok") {
+		t.Errorf("%v: %s", err, &text)
+	}
+	b := workflow(t, unchanged)
+	if _, err := b.Extract(ReceiptRef("x")); CodeOf(err) != CodeTargetNotFound {
+		t.Errorf("an extract of what is not there: %v", err)
+	}
+	if _, err := (Bundle{}).Extract(ReceiptRef("x")); CodeOf(err) != CodeEmptyInput {
+		t.Errorf("an extract of nothing: %v", err)
+	}
+}
+
+// TestExtractRefuses breaks extracts, and the commitment of a whole bundle.
+func TestExtractRefuses(t *testing.T) {
+	const summary, proof, commitment = string(CodeSummaryInvalid), string(CodeInvalidProof), string(CodeInvalidCommitment)
+	first := func(b *Bundle) string { return ReceiptRef(b.Receipts[0]) }
+	changed := func(edit func(*Proof)) func(*Bundle) {
+		return func(b *Bundle) {
+			p := b.Proofs[first(b)]
+			p.Hashes = slices.Clone(p.Hashes)
+			edit(&p)
+			b.Proofs[first(b)] = p
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		edit func(*Bundle)
+		want []string
+	}{
+		{"a receipt without a proof", func(b *Bundle) { delete(b.Proofs, first(b)) }, []string{"failed " + proof}},
+		{"a proof without a receipt", func(b *Bundle) { b.Receipts = b.Receipts[1:] }, []string{proof}},
+		{"another hash", changed(func(p *Proof) { p.Hashes[0] = ReceiptRef("x") }), []string{"failed " + proof}},
+		{"another index", changed(func(p *Proof) { p.LeafIndex = (p.LeafIndex + 1) % 8 }), []string{"failed " + proof}},
+		{"a hash less", changed(func(p *Proof) { p.Hashes = p.Hashes[1:] }), []string{"failed " + proof}},
+		{"an index beyond the tree", changed(func(p *Proof) { p.LeafIndex = 8 }), []string{"failed " + proof}},
+		{"a hash that is none", changed(func(p *Proof) { p.Hashes[0] = "x" }), []string{"failed " + string(CodeInvalidProofHash)}},
+		{"another algorithm", changed(func(p *Proof) { p.TreeAlg = "x" }), []string{"failed " + string(CodeUnsupportedTree)}},
+		{"another commitment", func(b *Bundle) { b.Commitment.Root = ReceiptRef("x") }, []string{"failed " + proof, "join " + proof, summary}},
+		{"another size", func(b *Bundle) { b.Commitment.TreeSize = 9 }, []string{"failed " + proof, "join " + proof, summary}},
+		{"a commitment of its own", func(b *Bundle) {
+			other, _ := workflow(t, func(_ int, c *Claims) { c.ID += "x" }).Extract()
+			own, _ := Bundle{Receipts: b.Receipts, Proofs: other.Proofs}.Extract(first(b), ReceiptRef(b.Receipts[1]))
+			b.Commitment, b.Proofs = own.Commitment, own.Proofs
+		}, []string{summary}},
+		{"no commitment", func(b *Bundle) { b.Commitment = nil }, []string{commitment, summary}},
+		{"no proofs", func(b *Bundle) { b.Proofs = nil }, []string{commitment, "failed " + string(CodeParentNotFound), "join " + string(CodeDAGInvalid), "join " + string(CodeParentNotFound), summary}},
+		{"a page", func(b *Bundle) { b.Next = "x" }, []string{string(CodeInvalidFormat)}},
+		{"another signature", func(b *Bundle) {
+			p := strings.Split(b.Receipts[1], ".")
+			b.Receipts[1] = p[0] + "." + strings.Split(b.Receipts[0], ".")[1] + "." + p[2]
+		}, []string{string(CodeInvalidSignature), proof}},
+	} {
+		b := extract(t)
+		tt.edit(&b)
+		got := codes(verifyBundle(b))
+		slices.Sort(tt.want)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: faults %q, want %q", tt.name, got, tt.want)
+		}
+	}
+	b := workflow(t, unchanged)
+	whole, err := b.Extract()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Commitment = whole.Commitment
+	if report := verifyBundle(b); !report.OK() {
+		t.Errorf("a whole bundle with its commitment: %q", codes(report))
+	}
+	b.Commitment.Root = ReceiptRef("")
+	if got := codes(verifyBundle(b)); !slices.Equal(got, []string{commitment}) {
+		t.Errorf("a whole bundle with another commitment: %q", got)
+	}
+}
+
+// TestSummarize signs a summary of what there is, and none of nothing, nor for an
+// issuer that has no origin.
+func TestSummarize(t *testing.T) {
+	b := workflow(t, unchanged)
+	var refs []string
+	for _, jws := range b.Receipts {
+		refs = append(refs, ReceiptRef(jws))
+	}
+	e := SummaryEvidence{WorkflowID: wf, Status: InProgress, StartedAt: FormatTime(time.Unix(at, 0)), OrchestratorID: "ref:orchestrator"}
+	jws, err := newSigner(t).Summarize(e, refs, time.Unix(at+100, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Summary = jws
+	if report := verifyBundle(b); !report.OK() || report.Summary.Evidence.Status != InProgress {
+		t.Errorf("%q", codes(report))
+	}
+	if _, err := newSigner(t).Summarize(e, nil, time.Unix(at, 0)); CodeOf(err) != CodeEmptyInput {
+		t.Errorf("a summary of nothing: %v", err)
+	}
+	did, err := NewSigner("did:web:sidecar.example.com", "k", testKey("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := did.Summarize(e, refs, time.Unix(at, 0)); CodeOf(err) != CodeSummaryInvalid {
+		t.Errorf("a summary of a DID's: %v", err)
+	}
+}
+
 func TestBundleMalformed(t *testing.T) {
 	for _, raw := range []string{
 		``, `[]`, `{}`, `{"format":"dev.wopproxy/evidence-bundle/1"}`, `{"format":"dev.wopproxy/evidence-bundle/2","issuer":"https://a.example","receipts":[]}`,
 		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example/","receipts":[]}`, `{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[1]}`,
 		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"x":1}`,
 		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"external_step_ids":["x"]}`,
+		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"commitment":{"tree_alg":"x","hash_alg":"x","root":"x"}}`,
+		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"commitment":{"tree_alg":"x","hash_alg":"x","root":"x","tree_size":"8"}}`,
+		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"proofs":{"x":[]}}`,
+		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"proofs":[]}`,
+		`{"format":"dev.wopproxy/evidence-bundle/1","issuer":"https://a.example","receipts":[],"next":""}`,
 	} {
 		if b, err := ParseBundle([]byte(raw)); CodeOf(err) != CodeInvalidFormat {
 			t.Errorf("ParseBundle(%s) = %+v, %v", raw, b, err)

@@ -62,6 +62,31 @@ type ErrorContext struct {
 	ErrorMessage string `json:"error_message"` // at most 1024
 }
 
+// Summarize signs a summary of the receipts that refs name, which are to be all that
+// the issuer has signed of the workflow by now, those of failed steps and of progress
+// included. e says the rest: Summarize fills in the root, the count, and an empty
+// list of agents. The issuer has to be an https:// origin.
+func (s *Signer) Summarize(e SummaryEvidence, refs []string, now time.Time) (string, error) {
+	c, err := Commit(refs)
+	if err != nil {
+		return "", err
+	}
+	e.ReceiptMerkleRoot, e.ReceiptCount = c.Root, &c.TreeSize
+	if e.AgentsInvolved == nil {
+		e.AgentsInvolved = []string{}
+	}
+	return s.Sign(Claims{
+		Kind: Evidence, Type: SummaryGroup, IssuedAt: now.Unix(), ID: NewReceiptID(now),
+		Extensions: map[string]any{
+			SummaryGroup:     WorkflowSummary{Type: SummaryType, Issuer: s.issuer, IssuedAt: FormatTime(now), Evidence: e},
+			CorrelationGroup: Correlation{WorkflowID: e.WorkflowID},
+		},
+	})
+}
+
+// FormatTime writes a time as receipts and summaries have it: in UTC, in seconds.
+func FormatTime(at time.Time) string { return at.UTC().Format("2006-01-02T15:04:05Z") }
+
 // Validate checks s by the rules of ParseWorkflowSummary.
 func (s WorkflowSummary) Validate() error {
 	raw, err := marshal(s)

@@ -105,8 +105,15 @@ func (t *tree) fault(indent string, f Fault) {
 }
 
 func (t *tree) summary(r Report) {
+	if r.Of > 0 {
+		n := 0
+		for _, s := range r.Steps {
+			n += len(s.Receipts)
+		}
+		fmt.Fprintf(&t.text, "an extract: %d of %d receipts\n", n, r.Of)
+	}
 	if r.Summary == nil {
-		t.text.WriteString("no summary that holds: nothing says that these receipts are all\n")
+		t.text.WriteString("no summary that holds: nothing that is signed says how many receipts there are\n")
 		return
 	}
 	verdict := "ok"

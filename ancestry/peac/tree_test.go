@@ -39,7 +39,7 @@ summary  ok  ` + wf + `  failed  8 receipts  ` + root + "\n"
 	got := draw(b)
 	for _, line := range []string{
 		"step_failed000000000000000000  FAILED  dev.wopproxy/progress\n   E_WORKFLOW_PARENT_NOT_FOUND: its parent step_left00000000000000000000 is not there\n",
-		"no summary that holds: nothing says that these receipts are all\n",
+		"no summary that holds: nothing that is signed says how many receipts there are\n",
 	} {
 		if !strings.Contains(got, line) {
 			t.Errorf("%s\nlacks %s", got, line)
@@ -58,7 +58,7 @@ func TestWriteTreeCycle(t *testing.T) {
 	if err := r.WriteTree(&text); err != nil {
 		t.Fatal(err)
 	}
-	want := "a  ok  \n└─ c  ok  \n   └─ b  ok  \n" + `E_WORKFLOW_DAG_INVALID: "\x1b[2J\u202e"` + "\nno summary that holds: nothing says that these receipts are all\n"
+	want := "a  ok  \n└─ c  ok  \n   └─ b  ok  \n" + `E_WORKFLOW_DAG_INVALID: "\x1b[2J\u202e"` + "\nno summary that holds: nothing that is signed says how many receipts there are\n"
 	if diff := cmp.Diff(want, text.String()); diff != "" {
 		t.Error(diff)
 	}
