@@ -83,7 +83,7 @@ func ParseBundle(raw []byte) (Bundle, error) {
 	if o["format"] != BundleFormat {
 		return b, fail(CodeInvalidFormat, "format is not %s", BundleFormat)
 	}
-	isIssuer := func(v any) bool { s, ok := v.(string); return ok && isIssuer(s) }
+	isIssuer := func(v any) bool { s, ok := v.(string); return ok && IsIssuer(s) }
 	jws := upTo(maxJWS)
 	err = closed(CodeInvalidFormat, o, []rule{
 		{"format", true, nil}, {"issuer", true, isIssuer}, {"receipts", true, listOf(maxItems, jws)},

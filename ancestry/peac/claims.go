@@ -150,7 +150,7 @@ func checkClaims(o object) error {
 	if err != nil {
 		return err
 	}
-	if iss, ok := o["iss"].(string); !ok || !isIssuer(iss) {
+	if iss, ok := o["iss"].(string); !ok || !IsIssuer(iss) {
 		return fail(CodeIssuerNotCanonical, "iss is neither an https:// origin in its one form nor a DID")
 	}
 	if p, ok := o["pillars"].([]any); ok && !slices.IsSortedFunc(p, func(x, y any) int {
@@ -208,9 +208,9 @@ func isPillars(v any) bool {
 	return listOf(len(pillars)+1, oneOf(pillars...))(v) && len(v.([]any)) > 0
 }
 
-// isIssuer says whether iss names an issuer in its one form. An IPv4 address
-// inside an IPv6 one isn't taken: it has two.
-func isIssuer(iss string) bool {
+// IsIssuer says whether iss names an issuer in its one form: an https:// origin, or
+// a DID. An IPv4 address inside an IPv6 one isn't taken: it has two.
+func IsIssuer(iss string) bool {
 	host, isHTTPS := strings.CutPrefix(iss, "https://")
 	if len(iss) > 2048 || !isHTTPS {
 		return len(iss) <= 2048 && did.MatchString(iss)

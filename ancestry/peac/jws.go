@@ -48,7 +48,7 @@ type Signer struct {
 // or a DID; the key id, which names one key for ever, is 1 to 256 bytes.
 func NewSigner(issuer, keyID string, key ed25519.PrivateKey) (*Signer, error) {
 	switch {
-	case !isIssuer(issuer):
+	case !IsIssuer(issuer):
 		return nil, fail(CodeIssuerNotCanonical, "issuer is neither an https:// origin in its one form nor a DID")
 	case !isKeyID(keyID):
 		return nil, fail(CodeMissingKID, "key id: want 1 to %d bytes of UTF-8", maxKID)

@@ -173,7 +173,7 @@ func (d IssuerDocument) check(issuer string) error {
 	switch {
 	case d.Version != IssuerVersion:
 		return fail(CodeInvalidFormat, "version is not %s", IssuerVersion)
-	case d.Issuer != issuer || !isIssuer(issuer):
+	case d.Issuer != issuer || !IsIssuer(issuer):
 		return fail(CodeInvalidIssuer, "the document is of another issuer")
 	case !https.MatchString(d.JWKSURI) || len(d.JWKSURI) > 2048:
 		return fail(CodeInvalidFormat, "jwks_uri is no https:// URL")

@@ -307,8 +307,8 @@ func TestIssuerForm(t *testing.T) {
 		"https://a.example/": false, "https://a.example?": false, "https://u@a.example": false, "https://A.example": false, "https://bücher.example": false,
 		"did:WEB:a": false, "did:web:": false, "did:web:a/b": false, "http://a.example": false, "": false, "https://" + strings.Repeat("a.", 1024) + "a": false,
 	} {
-		if got := isIssuer(iss); got != want {
-			t.Errorf("isIssuer(%.60q) = %v, want %v", iss, got, want)
+		if got := IsIssuer(iss); got != want {
+			t.Errorf("IsIssuer(%.60q) = %v, want %v", iss, got, want)
 		}
 	}
 }

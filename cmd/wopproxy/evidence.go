@@ -19,7 +19,9 @@ summary commits to them all. Prints the steps as a tree, each with its verdict.
 
 The keys of the issuer come from -jwks. Without it, those that the bundle brings
 are taken: then it is shown that one key signed all of it, and not whose that is.
-Nothing else is fetched, so a key that the issuer has revoked is not noticed.
+-issuer is who the evidence has to be of: an https:// origin or a DID, or the
+document that it publishes at /.well-known/peac-issuer.json. Of the document, a key
+that is revoked is refused; without it, none is known to be. Nothing else is fetched.
 
 Exits 0 if all of it holds, 1 if anything fails, or the bundle can't be read.
 
@@ -31,7 +33,7 @@ var errEvidence = errors.New("the evidence does not hold")
 func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f := newFlags("evidence", evidenceManual, stderr)
 	jwks := f.String("jwks", "", "the keys of the issuer, `FILE or URL`")
-	issuer := f.String("issuer", "", "the `issuer` that the evidence has to be of")
+	issuer := f.String("issuer", "", "the `issuer` that the evidence has to be of, or its document, FILE or URL")
 	timeout := f.Duration("timeout", 30*time.Second, "time for all that is fetched")
 	operands, err := parse(f, args, 2)
 	if err != nil {
@@ -52,17 +54,18 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	if err != nil {
 		return fmt.Errorf("%s: %w", operands[1], err)
 	}
-	if *issuer != "" && b.Issuer != *issuer {
-		return fmt.Errorf("%s: the evidence is of %s, not of %s", operands[1], b.Issuer, *issuer)
-	}
 	set, err := issuerKeys(ctx, *jwks, b)
 	if err != nil {
 		return err
 	}
+	keys, err := issuedBy(ctx, *issuer, b.Issuer, set)
+	if err != nil {
+		return fmt.Errorf("%s: %w", operands[1], err)
+	}
 	if *jwks == "" {
 		fmt.Fprintf(stderr, "keys: those in the bundle; that they are of %s is not shown\n", b.Issuer)
 	}
-	report := b.Verify(set.Of(b.Issuer), time.Now())
+	report := b.Verify(keys, time.Now())
 	fmt.Fprintln(stdout, b.Issuer)
 	if err := report.WriteTree(stdout); err != nil {
 		return err
@@ -90,6 +93,26 @@ func issuerKeys(ctx context.Context, name string, b peac.Bundle) (peac.JWKS, err
 		return set, fmt.Errorf("the keys of %s: %w", b.Issuer, err)
 	}
 	return set, nil
+}
+
+// issuedBy returns the keys of who issued some evidence, if that is who the user
+// says: by name, or by where the document of that name is.
+func issuedBy(ctx context.Context, want, issuer string, set peac.JWKS) (peac.KeySource, error) {
+	switch {
+	case want == "" || want == issuer:
+		return set.Of(issuer), nil
+	case peac.IsIssuer(want):
+		return nil, fmt.Errorf("the evidence is of %s, not of %s", issuer, want)
+	}
+	raw, err := readAll(ctx, want, 1<<20)
+	if err != nil {
+		return nil, fmt.Errorf("-issuer: %w", err)
+	}
+	document, err := peac.ParseIssuer(raw, issuer)
+	if err != nil {
+		return nil, fmt.Errorf("-issuer: %s: %w", want, err)
+	}
+	return document.Keys(set), nil
 }
 
 // readAll reads a file or URL of at most limit bytes, and one more where it has

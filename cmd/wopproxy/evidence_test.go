@@ -76,6 +76,14 @@ func TestEvidence(t *testing.T) {
 	defer host.Close()
 	file, keys := write("bundle.json", whole), write("jwks.json", set(key))
 	others := write("others.json", set(ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32))))
+	document := peac.NewIssuerDocument(issuer, issuer+"/.well-known/jwks.json")
+	revoking := document
+	revoking.RevokedKeys = []peac.RevokedKey{{KeyID: "k", RevokedAt: "2026-11-01T00:00:00Z", Reason: "key_compromise"}}
+	stranger := peac.NewIssuerDocument("https://x.example", issuer+"/jwks")
+	part, err := whole.Extract(peac.ReceiptRef(whole.Receipts[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
 	tree := issuer + "\n" + names.Step(wf, "a") + "  ok  dev.wopproxy/progress\n└─ " + names.Step(wf, "b") + "  ok"
 	for _, tt := range []struct {
 		name           string
@@ -92,6 +100,13 @@ func TestEvidence(t *testing.T) {
 		{"keys that are none", []string{"verify", file, "-jwks", file}, 1, "", "the keys of " + issuer + ": E_INVALID_FORMAT"},
 		{"no such keys", []string{"verify", file, "-jwks", keys + "x"}, 1, "", "-jwks: open"},
 		{"another issuer", []string{"verify", file, "-issuer", "https://x.example"}, 1, "", "not of https://x.example"},
+		{"a DID", []string{"verify", file, "-issuer", "did:web:x.example"}, 1, "", "not of did:web:x.example"},
+		{"its document", []string{"verify", file, "-jwks", keys, "-issuer", write("issuer.json", document)}, 0, tree, ""},
+		{"a revoked key", []string{"verify", file, "-jwks", keys, "-issuer", write("revoked.json", revoking)}, 1, "key_revoked: ", "the evidence does not hold"},
+		{"another's document", []string{"verify", file, "-jwks", keys, "-issuer", write("other.json", stranger)}, 1, "", "E_INVALID_ISSUER: the document is of another issuer"},
+		{"no such document", []string{"verify", file, "-issuer", file + "x"}, 1, "", "-issuer: open"},
+		{"no document", []string{"verify", file, "-issuer", keys}, 1, "", "E_INVALID_FORMAT: version is not"},
+		{"an extract", []string{"verify", write("part.json", part), "-jwks", keys}, 0, "an extract: 1 of 2 receipts\n", ""},
 		{"no such bundle", []string{"verify", file + "x"}, 1, "", "no such file"},
 		{"nothing at the host", []string{"verify", host.URL + "/x"}, 1, "", "404"},
 		{"no bundle", []string{"verify", keys}, 1, "", "E_INVALID_FORMAT: format is not dev.wopproxy/evidence-bundle/1"},
