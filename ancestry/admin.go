@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,8 @@ type LiveRun struct {
 //	GET /ancestry/v1/runs/{runId}/tree                 those, and what they caused in turn
 //	GET /ancestry/v1/runs/{runId}/handoffs             its calls to other hosts, and what has become of them
 //	GET /ancestry/v1/runs/{runId}/findings             what its events have shown to be against the execution model
+//	GET /ancestry/v1/runs/{runId}/evidence?after=&limit=   the receipts of its workflow, a page at a time, with their summary on the last
+//	GET /ancestry/v1/runs/{runId}/evidence?proof=          one of them, by its reference, with the proof that it is one
 //	GET /ancestry/v1/traces/{traceId}?limit=           the runs of a trace, oldest first
 //
 // A run id is one segment, percent-encoded or projected. A page has at most 1000
@@ -51,6 +54,7 @@ func (a *API) Admin() http.Handler {
 		"/ancestry/v1/runs/{runId}/tree":     a.ofRun(a.tree),
 		"/ancestry/v1/runs/{runId}/handoffs": a.handoffs,
 		"/ancestry/v1/runs/{runId}/findings": a.findings,
+		"/ancestry/v1/runs/{runId}/evidence": a.evidence,
 		"/ancestry/v1/traces/{traceId}":      a.trace,
 	} {
 		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -204,6 +208,41 @@ func (a *API) handoffs(r *http.Request) (any, error) {
 		return nil, ErrNotFound
 	}
 	return handoffsBody{id, orEmpty(handoffs)}, nil
+}
+
+// EvidenceQuery asks for what was signed of a run.
+type EvidenceQuery struct {
+	Runs  []RunID // its ids, or those that a spelling may mean
+	After string  // the cursor of the page before
+	Limit int     // receipts of a page
+	Proof string  // the reference of the one receipt that is wanted; empty: all
+}
+
+var receiptRef = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+// evidence answers with a bundle. A workflow that belongs to no run is asked for by
+// its own id.
+func (a *API) evidence(r *http.Request) (any, error) {
+	if a.o.Evidence == nil {
+		return nil, errNoEvidence
+	}
+	limit, err := pageSize(r)
+	if err != nil {
+		return nil, err
+	}
+	_, ids, err := a.allNames(r)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	q := EvidenceQuery{Runs: ids, After: r.FormValue("after"), Limit: limit, Proof: r.FormValue("proof")}
+	if q.Proof != "" && !receiptRef.MatchString(q.Proof) {
+		return nil, badRequest("proof is the reference of a receipt: sha256: and 64 hex digits")
+	}
+	bundle, err := a.o.Evidence(r.Context(), q)
+	if errors.Is(err, ErrNotFound) {
+		return nil, errNoReceipt
+	}
+	return bundle, err
 }
 
 // allNames returns the run in the path as it is spelled, and all its ids. Along

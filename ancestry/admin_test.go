@@ -1,6 +1,7 @@
 package ancestry_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -130,6 +131,39 @@ func TestAdminFindings(t *testing.T) {
 		if got := body(t, ask(a.Admin(), "/ancestry/v1/runs/"+path+"/findings")); got != want {
 			t.Errorf("%s = %s, want %s", path, got, want)
 		}
+	}
+}
+
+// Evidence is the business of whoever signs; the API says what is asked for.
+func TestAdminEvidence(t *testing.T) {
+	ref := "sha256:" + strings.Repeat("ab", 32)
+	a := newAPI(t, ancestry.APIOptions{Evidence: func(_ context.Context, q ancestry.EvidenceQuery) (any, error) {
+		switch q.Runs[0] {
+		case "nobody":
+			return nil, fmt.Errorf("read: %w", ancestry.ErrNotFound)
+		case "root-1":
+			return nil, errors.New("disk on fire")
+		}
+		return q, nil
+	}})
+	for path, want := range map[string]string{
+		"plain/evidence": `{"Runs":["plain"],"After":"","Limit":1000,"Proof":""}`,
+		"run_01JD0000000000000000000000/evidence?after=x&limit=2": `{"Runs":["acme/child-0000000000001","run_01JD0000000000000000000000"],"After":"x","Limit":2,"Proof":""}`,
+		"not-recorded/evidence?limit=9999":                        `{"Runs":["not-recorded"],"After":"","Limit":1000,"Proof":""}`,
+		"plain/evidence?proof=" + ref:                             `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"` + ref + `"}`,
+		"plain/evidence?proof=x":                                  `{"error":"validation_error","message":"proof is the reference of a receipt: sha256: and 64 hex digits"}`,
+		"plain/evidence?limit=0":                                  `{"error":"validation_error","message":"limit must be a number from 1"}`,
+		"a%20b/evidence":                                          `{"error":"validation_error","message":`,
+		"nobody/evidence":                                         `{"error":"not_found","message":"no such receipt of such a run: it was not signed here, it is older than what is kept, or its workflow has more than a bundle may have"}`,
+		"root-1/evidence":                                         `{"error":"internal_error","message":"internal error"}`,
+	} {
+		if got := body(t, ask(a.Admin(), "/ancestry/v1/runs/"+path)); !strings.HasPrefix(got, want) {
+			t.Errorf("%s = %s, want %s", path, got, want)
+		}
+	}
+	resp := ask(newAPI(t, ancestry.APIOptions{}).Admin(), "/ancestry/v1/runs/plain/evidence")
+	if got := body(t, resp); resp.StatusCode != 404 || !strings.Contains(got, "evidence.issuer is not configured") {
+		t.Errorf("where nothing is signed: %d %s", resp.StatusCode, got)
 	}
 }
 

@@ -76,6 +76,10 @@ type APIOptions struct {
 	// hosts do something, oldest first; default: none are known.
 	Handoffs func(ids ...RunID) []Handoff
 
+	// Evidence answers for a run with what was signed of it, or ErrNotFound; default:
+	// nothing is signed.
+	Evidence func(context.Context, EvidenceQuery) (any, error)
+
 	Live       func() []LiveRun      // the runs that are live now; default: none
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard

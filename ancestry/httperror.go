@@ -36,6 +36,14 @@ var errAbsent = &apiError{status: http.StatusNotFound, code: "not_found",
 var errUnknownEndpoint = &apiError{status: http.StatusServiceUnavailable, code: "service_unavailable",
 	message: "the host's discovery could not be read, which says whether it has this endpoint; wopproxy answers under " + mount, retryAfter: "5"}
 
+// errNoEvidence and errNoReceipt are the answers where nothing was signed.
+var (
+	errNoEvidence = &apiError{status: http.StatusNotFound, code: "not_found",
+		message: "nothing is signed here: evidence.issuer is not configured"}
+	errNoReceipt = &apiError{status: http.StatusNotFound, code: "not_found",
+		message: "no such receipt of such a run: it was not signed here, it is older than what is kept, or its workflow has more than a bundle may have"}
+)
+
 func badRequest(message string) error {
 	return &apiError{status: http.StatusBadRequest, code: "validation_error", message: message}
 }

@@ -66,6 +66,16 @@ func (b Bundle) Extract(refs ...string) (Bundle, error) {
 	return b, nil
 }
 
+// Join returns b with the page behind it: what the last page says of all receipts is
+// what the whole says.
+func (b Bundle) Join(page Bundle) Bundle {
+	page.Receipts = slices.Concat(b.Receipts, page.Receipts)
+	page.ExternalStepIDs = slices.Concat(b.ExternalStepIDs, page.ExternalStepIDs)
+	slices.Sort(page.ExternalStepIDs)
+	page.ExternalStepIDs = slices.Compact(page.ExternalStepIDs)
+	return page
+}
+
 // ParseBundle reads a bundle. What its receipts say is not looked at yet.
 func ParseBundle(raw []byte) (Bundle, error) {
 	var b Bundle
