@@ -69,7 +69,10 @@ func (b Bundle) Extract(refs ...string) (Bundle, error) {
 // Join returns b with the page behind it: what the last page says of all receipts is
 // what the whole says.
 func (b Bundle) Join(page Bundle) Bundle {
-	page.Receipts = slices.Concat(b.Receipts, page.Receipts)
+	page.Receipts = append(slices.Clone(b.Receipts), page.Receipts...)
+	if page.Receipts == nil {
+		page.Receipts = []string{} // null is no list
+	}
 	page.ExternalStepIDs = slices.Concat(b.ExternalStepIDs, page.ExternalStepIDs)
 	slices.Sort(page.ExternalStepIDs)
 	page.ExternalStepIDs = slices.Compact(page.ExternalStepIDs)

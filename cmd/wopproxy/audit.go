@@ -125,8 +125,9 @@ func (s source) fetch(ctx context.Context, u *url.URL) (io.ReadCloser, error) {
 		return nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 512)) // what has come is told
 		resp.Body.Close()
-		return nil, fmt.Errorf("GET %s: %s", u, resp.Status)
+		return nil, fmt.Errorf("GET %s: %s %q", u, resp.Status, said)
 	}
 	return struct {
 		io.Reader

@@ -5,14 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
+	"strings"
 	"time"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-const evidenceManual = `evidence verify FILE|URL
+const evidenceManual = `evidence export RUN [-admin URL] > FILE
+       wopproxy evidence verify FILE|URL
 
-Checks a bundle of evidence (PEAC, wire format 0.2): that the issuer signed each
+export asks a wopproxy, on its admin listener, for all that it has signed of the
+workflow of RUN, and prints it as one bundle, which verify reads. With -proof it is
+one receipt, and the proof that it is one of them.
+
+verify checks a bundle of evidence (PEAC, wire format 0.2): that the issuer signed each
 receipt, that the steps make one workflow without a gap or a cycle, and that the
 summary commits to them all. Prints the steps as a tree, each with its verdict.
 - reads the bundle from stdin.
@@ -23,7 +31,7 @@ are taken: then it is shown that one key signed all of it, and not whose that is
 document that it publishes at /.well-known/peac-issuer.json. Of the document, a key
 that is revoked is refused; without it, none is known to be. Nothing else is fetched.
 
-Exits 0 if all of it holds, 1 if anything fails, or the bundle can't be read.
+Exits 0 if all of it holds, 1 if anything fails, or the bundle can't be had.
 
 `
 
@@ -34,25 +42,27 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	f := newFlags("evidence", evidenceManual, stderr)
 	jwks := f.String("jwks", "", "the keys of the issuer, `FILE or URL`")
 	issuer := f.String("issuer", "", "the `issuer` that the evidence has to be of, or its document, FILE or URL")
+	admin := f.String("admin", "http://127.0.0.1:9090", "export: `URL` of the wopproxy's admin listener")
+	proof := f.String("proof", "", "export: the `reference` of the one receipt that is wanted")
 	timeout := f.Duration("timeout", 30*time.Second, "time for all that is fetched")
 	operands, err := parse(f, args, 2)
 	if err != nil {
 		return err
 	}
-	if operands[0] != "verify" {
-		fmt.Fprintf(stderr, "wopproxy evidence: %q is nothing that can be done, want verify\n", operands[0])
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	switch operands[0] {
+	case "export":
+		return exportEvidence(ctx, stdout, *admin, operands[1], *proof)
+	case "verify":
+	default:
+		fmt.Fprintf(stderr, "wopproxy evidence: %q is nothing that can be done, want export or verify\n", operands[0])
 		f.Usage()
 		return errUsage
 	}
-	ctx, cancel := context.WithTimeout(ctx, *timeout)
-	defer cancel()
-	raw, err := readAll(ctx, operands[1], peac.MaxBundle)
+	b, err := readBundle(ctx, operands[1])
 	if err != nil {
 		return err
-	}
-	b, err := peac.ParseBundle(raw)
-	if err != nil {
-		return fmt.Errorf("%s: %w", operands[1], err)
 	}
 	set, err := issuerKeys(ctx, *jwks, b)
 	if err != nil {
@@ -74,6 +84,78 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		return errEvidence
 	}
 	return nil
+}
+
+// exportEvidence prints what the wopproxy at admin has signed of a run.
+func exportEvidence(ctx context.Context, w io.Writer, admin, run, proof string) error {
+	id, err := ancestry.ParseRunID(run)
+	if err != nil {
+		return err
+	}
+	u, err := url.Parse(admin)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("-admin: %q is no http or https URL", admin)
+	}
+	at := strings.TrimSuffix(u.String(), "/") + "/ancestry/v1/runs/" + url.PathEscape(string(id)) + "/evidence"
+	if proof != "" {
+		at += "?proof=" + url.QueryEscape(proof)
+	}
+	b, err := readBundle(ctx, at)
+	if err != nil {
+		return err
+	}
+	return printJSON(w, b)
+}
+
+// readBundle reads a bundle from a file or URL; from a URL, all pages of it. While
+// the run goes on, a page may come that the ones before don't fit.
+func readBundle(ctx context.Context, name string) (peac.Bundle, error) {
+	for range 3 {
+		b, pages, err := readPages(ctx, name)
+		if err != nil || pages == 1 || b.Commitment == nil {
+			return b, err
+		}
+		refs := make([]string, len(b.Receipts))
+		for i, jws := range b.Receipts {
+			refs[i] = peac.ReceiptRef(jws)
+		}
+		if c, err := peac.Commit(refs); err == nil && c == *b.Commitment {
+			return b, nil
+		}
+	}
+	return peac.Bundle{}, fmt.Errorf("%s: more was signed while it was read: try again when the run has come to rest", name)
+}
+
+// maxBundled is how many receipts a bundle may have.
+const maxBundled = 10_000
+
+func readPages(ctx context.Context, name string) (whole peac.Bundle, pages int, err error) {
+	u, err := url.Parse(name)
+	remote := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	for at := name; ; pages++ {
+		raw, err := readAll(ctx, at, peac.MaxBundle)
+		if err != nil {
+			return whole, pages, err
+		}
+		b, err := peac.ParseBundle(raw)
+		if err != nil {
+			return whole, pages, fmt.Errorf("%s: %w", at, err)
+		}
+		if pages > 0 && b.Issuer != whole.Issuer || b.Next != "" && b.Next == whole.Next {
+			return whole, pages, fmt.Errorf("%s: the page does not follow the one before", at)
+		}
+		whole = whole.Join(b)
+		if len(whole.Receipts) > maxBundled {
+			return whole, pages, fmt.Errorf("%s: more than %d receipts, which a bundle can't have: read the pages one by one", name, maxBundled)
+		}
+		if b.Next == "" || !remote {
+			return whole, pages + 1, nil
+		}
+		q := u.Query()
+		q.Set("after", b.Next)
+		u.RawQuery = q.Encode()
+		at = u.String()
+	}
 }
 
 // issuerKeys reads the keys from where the user has them, or else from b.

@@ -63,14 +63,40 @@ func TestEvidence(t *testing.T) {
 		}
 		return path
 	}
+	all, err := whole.Extract()
+	if err != nil {
+		t.Fatal(err)
+	}
+	paged := 0
 	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page, commitment := whole, *all.Commitment
+		page.Receipts, page.Commitment = whole.Receipts[1:], &commitment
+		if r.FormValue("after") == "" {
+			page.Receipts, page.Commitment, page.Next = whole.Receipts[:1], nil, "a page&more"
+		}
 		switch r.URL.Path {
+		case "/ancestry/v1/runs/acme/run-1/evidence":
+			if proof := r.FormValue("proof"); proof != "" {
+				page, _ = whole.Extract(proof)
+			}
+			_ = json.NewEncoder(w).Encode(page)
+		case "/ancestry/v1/runs/busy/evidence": // the first time, a receipt comes between two pages
+			if paged++; paged == 2 {
+				commitment.Root = peac.ReceiptRef("x")
+			}
+			_ = json.NewEncoder(w).Encode(page)
+		case "/ancestry/v1/runs/hasty/evidence":
+			commitment.Root = peac.ReceiptRef("x")
+			_ = json.NewEncoder(w).Encode(page)
+		case "/ancestry/v1/runs/round/evidence":
+			page.Receipts, page.Next = whole.Receipts[:1], "again"
+			_ = json.NewEncoder(w).Encode(page)
 		case "/bundle":
 			w.Write(bundle)
 		case "/jwks":
 			w.Write(set(key))
 		default:
-			w.WriteHeader(http.StatusNotFound)
+			http.Error(w, "nothing is signed here", http.StatusNotFound)
 		}
 	}))
 	defer host.Close()
@@ -84,6 +110,8 @@ func TestEvidence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	page := whole
+	page.Next = "x"
 	tree := issuer + "\n" + names.Step(wf, "a") + "  ok  dev.wopproxy/progress\n└─ " + names.Step(wf, "b") + "  ok"
 	for _, tt := range []struct {
 		name           string
@@ -107,6 +135,16 @@ func TestEvidence(t *testing.T) {
 		{"no such document", []string{"verify", file, "-issuer", file + "x"}, 1, "", "-issuer: open"},
 		{"no document", []string{"verify", file, "-issuer", keys}, 1, "", "E_INVALID_FORMAT: version is not"},
 		{"an extract", []string{"verify", write("part.json", part), "-jwks", keys}, 0, "an extract: 1 of 2 receipts\n", ""},
+		{"pages", []string{"verify", host.URL + "/ancestry/v1/runs/acme%2Frun-1/evidence", "-jwks", keys}, 0, tree, ""},
+		{"a page", []string{"verify", write("page.json", page)}, 1, "E_INVALID_FORMAT: it is a page", "the evidence does not hold"},
+		{"export", []string{"export", "acme/run-1", "-admin", host.URL + "/"}, 0, `"` + whole.Receipts[0] + `",` + "\n    " + `"` + whole.Receipts[1] + `"`, ""},
+		{"export one", []string{"export", "acme/run-1", "-admin", host.URL, "-proof", peac.ReceiptRef(whole.Receipts[1])}, 0, `"leaf_index": `, ""},
+		{"export while it goes on", []string{"export", "busy", "-admin", host.URL}, 0, whole.Receipts[1], ""},
+		{"export what never rests", []string{"export", "hasty", "-admin", host.URL}, 1, "", "more was signed while it was read"},
+		{"export without an end", []string{"export", "round", "-admin", host.URL}, 1, "", "does not follow the one before"},
+		{"export nothing", []string{"export", "nobody", "-admin", host.URL}, 1, "", `404 Not Found "nothing is signed here`},
+		{"export from nowhere", []string{"export", "nobody", "-admin", "localhost"}, 1, "", "is no http or https URL"},
+		{"export no run", []string{"export", "a b"}, 1, "", "run id"},
 		{"no such bundle", []string{"verify", file + "x"}, 1, "", "no such file"},
 		{"nothing at the host", []string{"verify", host.URL + "/x"}, 1, "", "404"},
 		{"no bundle", []string{"verify", keys}, 1, "", "E_INVALID_FORMAT: format is not dev.wopproxy/evidence-bundle/1"},
