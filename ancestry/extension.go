@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"regexp"
 	"slices"
+	"sync"
 )
 
 // ExtensionKey names the part of a discovery document's extensions that tells of
@@ -32,7 +33,10 @@ func Extension(hostID string) string {
 }
 
 // template is a path below a host's base: nothing in it can lead elsewhere.
-var template = regexp.MustCompile(`^(/[A-Za-z0-9_-]{1,64}){1,8}/\{runId\}(/[A-Za-z0-9_-]{1,64}){1,8}$`)
+// It is compiled when it is asked for: it takes 400 KB, and serving needs it not.
+var template = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(/[A-Za-z0-9_-]{1,64}){1,8}/\{runId\}(/[A-Za-z0-9_-]{1,64}){1,8}$`)
+})
 
 // parseExtension returns the templates in a discovery document, as far as they are
 // paths that can be asked on.
@@ -44,6 +48,6 @@ func parseExtension(doc []byte) []string {
 	if json.Unmarshal(doc, &told) != nil || json.Unmarshal(told.Extensions[ExtensionKey], &e) != nil {
 		return nil
 	}
-	paths := slices.DeleteFunc(e.Ancestry, func(t string) bool { return !template.MatchString(t) })
+	paths := slices.DeleteFunc(e.Ancestry, func(t string) bool { return !template().MatchString(t) })
 	return paths[:min(len(paths), maxTemplates)]
 }
