@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"runtime/debug"
@@ -77,6 +78,7 @@ type exchange struct {
 	asked    *attribution.Webhook // the webhook that the request asks for
 	post     *attribution.Webhook // the one that the request is a post of
 	unshared bool                 // ingress: the request has a connection of its own
+	hop      net.Conn             // to the next hop; known only where the protocol may change
 	served   func()               // ingress: ends what is known of that connection; nil: nothing is
 	owner    *attribution.Run     // ingress: the run that the request works for, without being its own
 	visits   bool                 // ingress: it is live for that reason

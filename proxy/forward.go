@@ -87,12 +87,16 @@ type sender interface {
 type sendBy struct{ http.RoundTripper }
 
 func (s sendBy) send(r *http.Request, x *exchange) (*http.Response, error) {
-	return s.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+	trace := &httptrace.ClientTrace{
 		Got1xxResponse: func(status int, h textproto.MIMEHeader) error {
 			x.inform(status, http.Header(h))
 			return nil
 		},
-	})))
+	}
+	if upgradeOf(r.Header) != "" {
+		trace.GotConn = func(info httptrace.GotConnInfo) { x.hop = info.Conn }
+	}
+	return s.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 }
 
 // forward sends r on, shows the answer to look, which may change it, and hands it
@@ -197,8 +201,22 @@ func (x *exchange) copyBody(w http.ResponseWriter, r *http.Request, resp *http.R
 			return
 		case err != nil:
 			x.broken = err
+			x.breakOff(w, r, open)
 			panic(http.ErrAbortHandler)
 		}
+	}
+}
+
+// breakOff resets the connection of a client which would take its end for the end of
+// the answer: in HTTP/1.0 nothing else tells that one of unknown length is whole.
+func (x *exchange) breakOff(w http.ResponseWriter, r *http.Request, open bool) {
+	if !open || r.ProtoAtLeast(1, 1) {
+		return
+	}
+	c := http.NewResponseController(w)
+	_ = c.Flush() // what there is of it
+	if conn, _, err := c.Hijack(); err == nil {
+		reset(conn, conn)
 	}
 }
 
@@ -218,8 +236,8 @@ func passTrailers(w http.ResponseWriter, trailer http.Header, announced int) {
 	}
 }
 
-// switchProtocols connects both sides, once the next hop has agreed to speak
-// another protocol with the client, until both have finished or one has failed.
+// switchProtocols joins both sides, once the next hop has agreed to speak another
+// protocol with the client.
 func (x *exchange) switchProtocols(w http.ResponseWriter, r *http.Request, resp *http.Response) {
 	upstream, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || !strings.EqualFold(upgradeOf(r.Header), upgradeOf(resp.Header)) {
@@ -239,17 +257,10 @@ func (x *exchange) switchProtocols(w http.ResponseWriter, r *http.Request, resp 
 	if resp.Write(rw) != nil || rw.Flush() != nil {
 		return // the client has gone
 	}
-	ended := make(chan error, 2)
-	join := func(to io.Writer, from io.Reader, end io.Closer) {
-		_, err := io.Copy(to, from)
-		if err == nil {
-			closeWrite(end)
-		}
-		ended <- err
+	said, _ := rw.Peek(rw.Reader.Buffered())
+	j := &joint{
+		client:   joined{ReadWriteCloser: client, conn: client, said: said},
+		upstream: joined{ReadWriteCloser: upstream, conn: x.hop},
 	}
-	go join(upstream, rw.Reader, upstream) // which has what the client said at once
-	go join(client, upstream, client)
-	if <-ended == nil {
-		<-ended
-	}
+	j.pass()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"time"
 )
 
@@ -31,31 +32,40 @@ const serverFirst = 5 * time.Second
 // the far side, nothing was asked of it, so this is not HTTP/1; early is then
 // what it has said. Servers of HTTP/2 may send their settings unasked, and those
 // of gRPC do: then it is still for the client to tell. There is no limit on the wait for the first byte: a client
-// may open a tunnel long before it needs it, and either side ends the wait.
+// may open a tunnel long before it needs it, and either side ends the wait: err is
+// io.EOF if the far side has hung up, and another one if a side has broken off.
 func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind, early []byte, err error) {
 	type said struct {
 		kind tunnelKind
 		err  error
 	}
-	near, far := make(chan said, 1), make(chan []byte, 1)
+	type heard struct {
+		early []byte
+		err   error
+	}
+	near, far := make(chan said, 1), make(chan heard, 1)
 	go func() { // ends when the client speaks or hangs up, or is interrupted
 		k, err := classify(client, clientConn)
 		near <- said{k, err}
 	}()
 	go func() { // ends when the far side speaks or hangs up, or is interrupted
 		b := make([]byte, 4096)
-		n, _ := upstream.Read(b)
-		far <- b[:n]
+		n, err := upstream.Read(b)
+		far <- heard{b[:n], err}
 	}()
 	select {
 	case s := <-near:
 		interrupt(upstream)
-		early = <-far
+		h := <-far
+		if early = h.early; s.err == nil && brokeOff(h.err) {
+			s.err = h.err
+		}
 		if len(early) > 0 && (s.kind != tunnelH2C || !isSettings(early)) { // both at once
 			s.kind = tunnelOther
 		}
 		return s.kind, early, errors.Join(s.err, upstream.SetReadDeadline(time.Time{}), clientConn.SetReadDeadline(time.Time{}))
-	case early = <-far:
+	case h := <-far:
+		early = h.early
 		if isSettings(early) {
 			select {
 			case s := <-near:
@@ -69,7 +79,7 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 		interrupt(clientConn)
 		<-near
 		if len(early) == 0 {
-			return "", nil, io.EOF // the far side hung up
+			return "", nil, h.err
 		}
 		return tunnelOther, early, clientConn.SetReadDeadline(time.Time{})
 	}
@@ -78,6 +88,12 @@ func sniff(client *bufio.Reader, clientConn, upstream net.Conn) (kind tunnelKind
 // isSettings reports whether b begins with the settings of an HTTP/2 server: a
 // frame of type 4 without flags, on stream 0.
 func isSettings(b []byte) bool { return len(b) >= 9 && string(b[3:9]) == "\x04\x00\x00\x00\x00\x00" }
+
+// brokeOff reports whether err, of a Read that may have been interrupted, says that
+// the other side is gone.
+func brokeOff(err error) bool {
+	return err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded)
+}
 
 // interrupt ends a Read of c that is under way and leaves c otherwise intact.
 func interrupt(c net.Conn) { _ = c.SetReadDeadline(time.Unix(1, 0)) }

@@ -188,10 +188,7 @@ func (l *redirected) loop(t *tunnel) redirectOutcome {
 // still possible.
 func (l *redirected) refuse(c net.Conn, o redirectOutcome) {
 	l.count(o)
-	if tcp, ok := c.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // a reset
-	}
-	_ = c.Close()
+	reset(c, c)
 }
 
 func (l *redirected) count(o redirectOutcome) {

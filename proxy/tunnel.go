@@ -104,7 +104,7 @@ func (s *tunnels) drain(ctx context.Context) error {
 	s.mu.Lock()
 	cut := len(s.open)
 	for t := range s.open {
-		t.close()
+		t.abort()
 	}
 	s.mu.Unlock()
 	if cut == 0 {
@@ -142,13 +142,18 @@ func (t *tunnel) attach(side *net.Conn, c net.Conn) bool {
 }
 
 // close closes the sides that are there, and keeps others from being attached.
-func (t *tunnel) close() {
+func (t *tunnel) close() { t.end(func(c net.Conn) { _ = c.Close() }) }
+
+// abort does the same to a tunnel that breaks off.
+func (t *tunnel) abort() { t.end(func(c net.Conn) { reset(c, c) }) }
+
+func (t *tunnel) end(side func(net.Conn)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cut = true
 	for _, c := range []net.Conn{t.client, t.upstream} {
 		if c != nil {
-			_ = c.Close()
+			side(c)
 		}
 	}
 }
@@ -167,6 +172,9 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	}
 	kind, early, err := sniff(client, t.client, t.upstream)
 	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			t.abort()
+		}
 		return
 	}
 	t.mu.Lock()
@@ -194,34 +202,14 @@ func (t *tunnel) serve(exchange http.Handler, opened func(tunnelKind)) {
 	}
 }
 
-// pipe passes bytes both ways until both sides have finished, keeping half-open
-// connections half open.
+// pipe passes bytes both ways.
 func (t *tunnel) pipe(client *bufio.Reader, early []byte) {
-	if _, err := t.client.Write(early); err != nil {
-		return
+	said, _ := client.Peek(client.Buffered())
+	j := &joint{
+		client:   joined{ReadWriteCloser: t.client, conn: t.client, said: said},
+		upstream: joined{ReadWriteCloser: t.upstream, conn: t.upstream, said: early},
 	}
-	var both sync.WaitGroup
-	both.Go(func() {
-		head, _ := client.Peek(client.Buffered())
-		if _, err := t.upstream.Write(head); err == nil {
-			_, _ = io.Copy(t.upstream, t.client) // an error ends this direction, like its end does
-		}
-		closeWrite(t.upstream)
-	})
-	both.Go(func() {
-		_, _ = io.Copy(t.client, t.upstream)
-		closeWrite(t.client)
-	})
-	both.Wait()
-}
-
-// closeWrite ends one direction of c, or all of it where that is not possible.
-func closeWrite(c io.Closer) {
-	if half, ok := c.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite()
-		return
-	}
-	_ = c.Close()
+	j.pass()
 }
 
 // serveHTTP serves the requests inside the tunnel until the client hangs up.
@@ -337,6 +325,9 @@ type onceConn struct {
 }
 
 func (c *onceConn) Read(b []byte) (int, error) { return c.r.Read(b) }
+
+// NetConn returns the connection itself.
+func (c *onceConn) NetConn() net.Conn { return c.Conn }
 
 func (c *onceConn) Close() error {
 	err := c.Conn.Close()

@@ -30,6 +30,9 @@ type earlyConn struct {
 
 func (c *earlyConn) Read(b []byte) (int, error) { return c.r.Read(b) }
 
+// NetConn returns the connection itself.
+func (c *earlyConn) NetConn() net.Conn { return c.Conn }
+
 // CloseWrite keeps half-open connections half open.
 func (c *earlyConn) CloseWrite() error {
 	closeWrite(c.Conn)
