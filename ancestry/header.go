@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -69,7 +70,10 @@ func ParseChain(values []string) (Chain, error) {
 	if c.Depth != 0 && c.Depth < len(c.Ancestors) {
 		return Chain{}, fmt.Errorf("parse ancestry: depth %d with %d members", c.Depth, len(c.Ancestors))
 	}
-	return c.bound(), nil
+	if c = c.bound(); len(list) > MaxAncestors {
+		c.Ancestors = slices.Clone(c.Ancestors) // without the others behind them
+	}
+	return c, nil
 }
 
 // bounded refuses more text than the parser should see.
@@ -111,7 +115,10 @@ func parseAncestor(item httpsfv.Item) (Ancestor, error) {
 	if !ok {
 		return Ancestor{}, errors.New("cause is not a token")
 	}
-	a.Cause = Cause(token)
+	var err error
+	if a.Cause, err = ParseCause(string(token)); err != nil {
+		return Ancestor{}, err
+	}
 	return a, a.check()
 }
 
@@ -224,6 +231,24 @@ func (c Chain) Nearest(n int) Chain {
 	if c.More {
 		c.Depth = depth
 	}
+	return c
+}
+
+// Compact returns c without the ancestors for which Header has no room, and which
+// it shows are there. It holds on to no more than the rest needs: less than 7 KB.
+func (c Chain) Compact() Chain {
+	n, size := 0, 0
+	for _, a := range c.Ancestors[:min(len(c.Ancestors), MaxAncestors)] {
+		if size += len(a.Run) + len(a.Host) + len(a.WellKnown) + len(a.Event); size > MaxHeaderBytes {
+			break
+		}
+		n++
+	}
+	if n == len(c.Ancestors) {
+		return c
+	}
+	c = c.Nearest(n)
+	c.Ancestors = slices.Clone(c.Ancestors)
 	return c
 }
 

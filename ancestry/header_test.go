@@ -2,6 +2,7 @@ package ancestry_test
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -211,6 +212,53 @@ func TestHeaderCuts(t *testing.T) {
 	}
 }
 
+// TestCompactChains measures what a chain holds on to that is kept, whatever its
+// header had.
+func TestCompactChains(t *testing.T) {
+	wide := planner()
+	wide.WellKnown += strings.Repeat("x", 700)
+	long := planner()
+	long.WellKnown += strings.Repeat("x", 2000)
+	few := planner()
+	few.WellKnown = ""
+	text := func(a ancestry.Ancestor) string { return ancestry.Chain{Ancestors: []ancestry.Ancestor{a}}.Header() }
+	junk := strings.Repeat("x", 60<<10)
+	for _, c := range []struct {
+		name   string
+		header string
+		most   int // bytes
+		kept   int
+	}{
+		{"as many as there may be", strings.Repeat(text(wide)+", ", 63) + text(wide), 8 << 10, 5},
+		{"as long as they may be", strings.Repeat(text(long)+", ", 25) + text(long), 8 << 10, 1},
+		{"one, and what nobody knows", text(few) + `;x="` + junk + `"`, 1 << 10, 1},
+	} {
+		const chains = 300
+		kept := make([]ancestry.Chain, chains)
+		before := heap()
+		for i := range kept {
+			parsed, err := ancestry.ParseChain([]string{strings.Clone(c.header)})
+			if err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			kept[i] = parsed.Compact()
+		}
+		each := (int(heap()) - int(before)) / chains
+		if each > c.most || len(kept[0].Ancestors) != c.kept {
+			t.Errorf("%s: %d ancestors are kept, in %d bytes, want %d in at most %d", c.name, len(kept[0].Ancestors), each, c.kept, c.most)
+		}
+		runtime.KeepAlive(kept)
+	}
+}
+
+// heap is how many bytes are in use.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
 func TestChainWith(t *testing.T) {
 	var c ancestry.Chain
 	for i := range 20 {
@@ -298,6 +346,9 @@ func FuzzParseChain(f *testing.F) {
 		h := c.Header()
 		if len(h) > 4096 {
 			t.Fatalf("Header() has %d bytes", len(h))
+		}
+		if short := c.Compact(); short.Header() != h || short.With(planner()).Header() != c.With(planner()).Header() {
+			t.Fatalf("Compact() of %q is sent as %q", h, short.Header())
 		}
 		got, err := ancestry.ParseChain([]string{h})
 		if err != nil {

@@ -21,9 +21,10 @@ const (
 
 // ParseCause accepts the four causes of OpenWOP and nothing else.
 func ParseCause(s string) (Cause, error) {
-	switch c := Cause(s); c {
-	case CauseMCPToolCall, CauseA2AMessage, CauseSubWorkflow, CauseDispatch:
-		return c, nil
+	for _, c := range [...]Cause{CauseMCPToolCall, CauseA2AMessage, CauseSubWorkflow, CauseDispatch} {
+		if s == string(c) {
+			return c, nil // not s, which may hold on to all of a header
+		}
 	}
 	return "", fmt.Errorf("unknown cause %q", s)
 }

@@ -145,7 +145,7 @@ func (x *exchange) startRun(r *http.Request) {
 	}
 	c := x.context
 	x.run = &attribution.Run{
-		First: ancestry.NewRunID(x.began), Chain: x.chain,
+		First: ancestry.NewRunID(x.began), Chain: x.chain.Compact(),
 		Trace: ancestry.TraceID(c.TraceID), Span: ancestry.SpanID(c.SpanID), Flags: c.Flags,
 		State: string(c.State.Without(stateKey)), Baggage: c.Baggage,
 		Operation: x.operation(r), Started: x.began,
