@@ -137,7 +137,7 @@ func (s *Store) replay(windows []*window) error {
 	}
 	s.journal = j
 	for _, g := range groups {
-		change, err := s.change(g.links)
+		change, _, err := s.change(g.links)
 		if err != nil {
 			return fmt.Errorf("%s: group %d: %w", s.o.Dir, g.number, err)
 		}

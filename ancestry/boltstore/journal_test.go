@@ -183,6 +183,50 @@ func TestJournalTurns(t *testing.T) {
 	}
 }
 
+// What completes a link that is forgotten before that could be applied is not all
+// that is left of it after a crash: then anybody could still be its parent.
+func TestReplayAfterForgetting(t *testing.T) {
+	whole := link(5000)
+	alias := whole.Alias
+	whole.Alias = ""
+	another := ancestry.Link{Run: whole.Run, Alias: alias, Chain: link(9).Chain, Evidence: link(9).Evidence, Time: whole.Time}
+	another.Chain.Ancestors[0].Run = "another"
+	for name, later := range map[string]ancestry.Link{
+		"its other name":                     {Run: whole.Run, Alias: alias, Time: whole.Time},
+		"its other name, and another parent": another,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			s := journalled(t, Options{Now: c.now, Window: time.Hour, MaxAge: 30 * time.Minute})
+			record(t, s, whole)
+			c.add(time.Hour)
+			record(t, s, link(5001)) // in the next window
+			add(t, s, later)
+			(*s.windows.Load())[0].db.MaxSize = 64 << 10
+			add(t, s, links(2000)...)
+			c.add(30 * time.Minute)
+			if n, err := s.Prune(t.Context(), c.now()); n != 1 || err == nil {
+				t.Fatalf("Prune = %d, %v, want the first window gone, and that nothing could be applied", n, err)
+			}
+			again := journalled(t, Options{Dir: crashed(t, s), Now: c.now, Window: time.Hour})
+			for _, when := range []string{"in the journal", "in a window"} {
+				for _, at := range []*Store{s, again} {
+					for _, id := range []ancestry.RunID{whole.Run, alias} {
+						l, err := at.Lookup(t.Context(), id)
+						if p := l.Parent(); err != nil || p == nil || *p != *whole.Parent() || l.Alias != alias || l.Run != whole.Run {
+							t.Errorf("%s: Lookup(%s) = %+v, %v, want it complete, with its first parent", when, id, l, err)
+						}
+					}
+				}
+				if err := again.apply(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			(*s.windows.Load())[0].db.MaxSize = 0
+		})
+	}
+}
+
 // A group that is larger than a segment is taken, and the segment is no larger
 // for ever.
 func TestLargeGroup(t *testing.T) {

@@ -84,9 +84,11 @@ type Store struct {
 	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
 	fresh   *recent    // what the active segment of the journal holds
 	scratch *recent    // what change returned the last time
+	group   []ancestry.Link
 	journal *journal
-	failed  bool  // the last attempt to write to a window
-	broken  error // a commit that panicked: what bbolt holds in memory cannot be trusted
+	full    atomic.Uint64 // see Full
+	failed  bool          // the last attempt to write to a window
+	broken  error         // a commit that panicked: what bbolt holds in memory cannot be trusted
 }
 
 // ErrInUse is returned by Open for a store that another process has open.
@@ -237,7 +239,7 @@ func (s *Store) append(links []ancestry.Link) (done bool, err error) {
 	if err := s.usableLocked(); err != nil || s.failed {
 		return false, err
 	}
-	change, err := s.change(links)
+	change, group, err := s.change(links)
 	if err != nil {
 		return false, s.breakLocked(err)
 	}
@@ -245,7 +247,10 @@ func (s *Store) append(links []ancestry.Link) (done bool, err error) {
 		return true, nil
 	}
 	number := s.journal.next
-	if fits, err := s.journal.append(links); err != nil || !fits {
+	if fits, err := s.journal.append(group); err != nil || !fits {
+		if !fits {
+			s.full.Add(1)
+		}
 		return false, err
 	}
 	s.fresh.add(change, number)
@@ -258,11 +263,11 @@ func (s *Store) append(links []ancestry.Link) (done bool, err error) {
 	return true, nil
 }
 
-// change returns what links change, until it is called again. No disk is written
-// to.
-func (s *Store) change(links []ancestry.Link) (*recent, error) {
+// change returns what links change, and a group that changes the same even where
+// windows are forgotten first, until it is called again. No disk is written to.
+func (s *Store) change(links []ancestry.Link) (*recent, []ancestry.Link, error) {
 	s.scratch.clear()
-	w := writer{change: s.scratch}
+	w := &writer{change: s.scratch, group: s.group[:0]}
 	err := guard(func() error {
 		w.v = s.view(w.change)
 		defer w.v.close()
@@ -273,8 +278,13 @@ func (s *Store) change(links []ancestry.Link) (*recent, error) {
 		}
 		return nil
 	})
-	return w.change, err
+	s.group = w.group
+	return w.change, w.group, err
 }
+
+// Full returns how often a group of links had to wait, since Open, because the
+// journal had no room for it.
+func (s *Store) Full() uint64 { return s.full.Load() }
 
 // usable returns why nothing can be recorded any more, or nil.
 func (s *Store) usable() error {

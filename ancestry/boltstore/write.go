@@ -15,10 +15,11 @@ const fillLinks = 0.9
 type writer struct {
 	v      *view
 	change *recent
+	group  []ancestry.Link // what the journal needs to tell the same
 }
 
 // record notes what l changes, and nothing else.
-func (w writer) record(l ancestry.Link) error {
+func (w *writer) record(l ancestry.Link) error {
 	byRun, err := w.v.find(l.Key())
 	if err != nil {
 		return err
@@ -38,7 +39,11 @@ func (w writer) record(l ancestry.Link) error {
 	}
 	if record := encodeLink(m); stored == nil || !bytes.Equal(record, stored.record) {
 		w.change.put(m, record)
+		if stored != nil && (key != l.Key() || !bytes.Equal(record, encodeLink(l))) {
+			w.group = append(w.group, m) // what it was may be forgotten before m is in a window
+		}
 	}
+	w.group = append(w.group, l)
 	if byAlias == nil && m.Alias == l.Alias && m.Alias != "" {
 		w.change.name(alias, key)
 	}
