@@ -129,12 +129,11 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
-// overlay returns base with what over says.
+// overlay returns base with what over says. It changes neither: aliases may refer
+// to any part of base, and are not meant.
 func overlay(base, over *yaml.Node) *yaml.Node {
-	if base != nil && base.Kind == yaml.AliasNode { // others who refer to it are not meant
-		c := *base.Alias
-		c.Anchor, c.Content = "", slices.Clone(c.Content)
-		base = &c
+	if base != nil && base.Kind == yaml.AliasNode {
+		base = base.Alias
 	}
 	switch {
 	case over == nil:
@@ -142,6 +141,9 @@ func overlay(base, over *yaml.Node) *yaml.Node {
 	case base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode:
 		return over
 	}
+	both := *base
+	both.Content = slices.Clone(base.Content)
+	base = &both
 	for i := 0; i+1 < len(over.Content); i += 2 {
 		key, value := over.Content[i], over.Content[i+1]
 		at := -1

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -342,6 +343,26 @@ func readFile(t testing.TB, path string) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// TestLoadWithAliases: what outranks a part of the file does not reach what else is
+// written by its anchor.
+func TestLoadWithAliases(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "wopproxy.yaml")
+	text := "egress: {credentials: {secret: &token {file: /a}}}\nancestry: {auth: {mode: bearer, bearer: *token}}\n" +
+		"tracing: {otlp: {headers: {x-one: *token, x-two: &other {file: /b}, x-three: *other}}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.LoadWith(file, required+"egress: {credentials: {secret: {file: /c}}}\ntracing: {otlp: {headers: {x-one: {file: /d}, x-two: {file: /e}}}}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	headers := c.Tracing.OTLP.Headers
+	got := []string{c.Egress.Credentials.Secret.File, c.Ancestry.Auth.Bearer.File, headers["x-one"].File, headers["x-two"].File, headers["x-three"].File}
+	if want := []string{"/c", "/a", "/d", "/e", "/b"}; !slices.Equal(got, want) {
+		t.Errorf("the secrets are read from %q, want %q", got, want)
+	}
 }
 
 // TestLoadWith shows what a second text does to the file: keys outrank, sections
