@@ -43,10 +43,10 @@ func newTrust(c *config.Config, env lookupEnv) (t trust, err error) {
 		cert, certErr := os.ReadFile(e.CA.Cert)
 		key, keyErr := os.ReadFile(e.CA.Key)
 		if err := errors.Join(certErr, keyErr); err != nil {
-			return t, fmt.Errorf("egress.ca: %w", err)
+			return t, fmt.Errorf("egress.ca: %w%s", err, remedy(e.CA))
 		}
 		if t.ca, err = proxy.ParseCA(cert, key); err != nil {
-			return t, fmt.Errorf("egress.ca: %s with %s: %w", e.CA.Cert, e.CA.Key, err)
+			return t, fmt.Errorf("egress.ca: %s with %s: %w%s", e.CA.Cert, e.CA.Key, err, remedy(e.CA))
 		}
 	case e.CA.Bundle != "":
 		if t.ca, err = proxy.NewCA(c.Host.ID); err != nil {
@@ -78,6 +78,15 @@ func createCA(c *config.Config) error {
 		return err // and no certificate that has no key
 	}
 	return writeFile(files.Cert, cert, 0o644)
+}
+
+// remedy says what to do about a certificate that is there with no key that fits it,
+// or is of no use any more.
+func remedy(files config.CA) string {
+	if !files.Create {
+		return ""
+	}
+	return fmt.Sprintf("; remove %s, and a new authority is made at the next start, which the host has to trust anew", files.Cert)
 }
 
 // writeFile writes a file by a rename, so that nobody ever reads half of it. It makes
