@@ -261,6 +261,15 @@ func (c *CIDR) UnmarshalText(text []byte) error {
 // CIDRs is a list of networks.
 type CIDRs []CIDR
 
+// Prefixes returns the networks.
+func (c CIDRs) Prefixes() []netip.Prefix {
+	all := make([]netip.Prefix, len(c))
+	for i, p := range c {
+		all[i] = p.Prefix
+	}
+	return all
+}
+
 // Contains reports whether ip is in one of the networks. An IPv4 address that is
 // mapped into IPv6, as a listener on every address sees it, is the IPv4 one.
 func (c CIDRs) Contains(ip netip.Addr) bool {

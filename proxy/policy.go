@@ -34,10 +34,10 @@ type Policy struct {
 	OwnAddresses    func(hostport string) bool // addresses in agent cards that are the host, besides that of Options.Upstream; nil: none
 	StripSignatures bool                       // rewrite signed agent cards too, without their signatures; default: they pass as they are
 
-	Secret        string                // password that makes the user name of a proxy credential a run id; empty: none does
-	ConnectPorts  []int                 // ports that CONNECT may reach; empty: any
-	DenyLinkLocal bool                  // refuse to dial link-local and metadata addresses
-	DenyAddress   func(netip.Addr) bool // further addresses that are not dialled; nil: none
+	Secret        string         // password that makes the user name of a proxy credential a run id; empty: none does
+	ConnectPorts  []int          // ports that CONNECT may reach; empty: any
+	DenyLinkLocal bool           // refuse to dial link-local and metadata addresses
+	DenyAddresses []netip.Prefix // further networks that are not dialled
 
 	DialTimeout time.Duration // how long egress tries to connect; default 10 s
 
@@ -147,6 +147,11 @@ func (p Policy) compile() (*policy, error) {
 		c.foreign = append(c.foreign, f)
 	}
 	return c, nil
+}
+
+// reaches reports whether the same addresses are dialled as under other.
+func (p *policy) reaches(other *policy) bool {
+	return p.DenyLinkLocal == other.DenyLinkLocal && slices.Equal(p.DenyAddresses, other.DenyAddresses)
 }
 
 // trusts reports whether context from the caller at addr is taken.

@@ -203,15 +203,23 @@ func (p *Proxy) Idle() bool {
 }
 
 // SetPolicy replaces the policy. Exchanges that have begun keep the one they
-// began with; those that follow open connections of their own, which it allows.
+// began with; those that follow open connections of their own if it allows others.
+// It is not to be called twice at once.
 func (p *Proxy) SetPolicy(pol Policy) error {
 	ready, err := pol.compile()
 	if err != nil {
 		return err
 	}
+	old := p.policy.Load()
+	if old != nil && old.reaches(ready) {
+		ready.outbound = old.outbound
+		p.policy.Store(ready)
+		return nil
+	}
 	ready.outbound = newTransports(p.dialOut)
 	ready.outbound.trust(p.o.Roots)
-	if old := p.policy.Swap(ready); old != nil {
+	p.policy.Store(ready)
+	if old != nil {
 		old.outbound.closeIdle()
 	}
 	return nil

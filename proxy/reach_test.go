@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -148,13 +149,15 @@ func TestMetadataIsOutOfReach(t *testing.T) {
 	s.wantNoWay(t, "metadata.google.internal:80", http.StatusBadGateway, "denyLinkLocal")
 }
 
+// deny is the one network that a policy forbids.
+func deny(cidr string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(cidr)} }
+
 // What egress.denyAddresses names is refused, and nothing beside it. A policy that
 // comes later counts for the connections that are opened later.
 func TestDeniedAddresses(t *testing.T) {
 	last := make(chan seen, 1)
 	to := target(t, last)
 	_, port, _ := net.SplitHostPort(to)
-	deny := func(cidr string) func(netip.Addr) bool { return netip.MustParsePrefix(cidr).Contains }
 	for _, row := range []struct{ cidr, to string }{
 		{"10.0.0.0/8", "10.1.2.3:80"},
 		{"10.0.0.0/8", "[::ffff:10.1.2.3]:80"},
@@ -169,7 +172,7 @@ func TestDeniedAddresses(t *testing.T) {
 	} {
 		t.Run(row.cidr+" "+row.to, func(t *testing.T) {
 			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) {
-				p.DenyAddress = deny(row.cidr)
+				p.DenyAddresses = deny(row.cidr)
 				p.DialTimeout = patience
 			})
 			s.wantNoWay(t, row.to, http.StatusBadGateway, "denyAddresses")
@@ -178,7 +181,7 @@ func TestDeniedAddresses(t *testing.T) {
 			}
 		})
 	}
-	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.DenyAddress = deny("10.0.0.0/8") })
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.DenyAddresses = deny("10.0.0.0/8") })
 	if code, body := s.get(t, to); code != http.StatusOK {
 		t.Errorf("beside the network: %d %s, want 200", code, body)
 	}
@@ -229,7 +232,7 @@ func TestDeniedLater(t *testing.T) {
 			receive(t, last, "the request")
 			ask()
 
-			pol.DenyAddress = netip.MustParsePrefix("127.0.0.0/8").Contains
+			pol.DenyAddresses = deny("127.0.0.0/8")
 			if err := s.SetPolicy(pol); err != nil {
 				t.Fatal(err)
 			}
@@ -250,12 +253,54 @@ func TestDeniedLater(t *testing.T) {
 				t.Error("the server was sent another request")
 			}
 
-			pol.DenyAddress = nil
+			pol.DenyAddresses = nil
 			if err := s.SetPolicy(pol); err != nil {
 				t.Fatal(err)
 			}
 			ask()
 		})
+	}
+}
+
+// A policy that allows the same addresses as before costs no connection.
+func TestConnectionsKept(t *testing.T) {
+	var opened atomic.Int32
+	count := func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	answer := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	near := httptest.NewUnstartedServer(answer)
+	near.Config.ConnState = count
+	near.Start()
+	t.Cleanup(near.Close)
+	far := httptest.NewUnstartedServer(answer)
+	far.Config.ConnState = count
+	far.StartTLS()
+	t.Cleanup(far.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(far.Certificate())
+	policy := func(n int) Policy {
+		return Policy{
+			DenyLinkLocal: true, DenyAddresses: deny("10.0.0.0/8"), DialTimeout: patience,
+			ConnectPorts: []int{n}, OriginateTLS: func(to string) bool { return to == far.Listener.Addr().String() },
+		}
+	}
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(o *Options, p *Policy) { o.Roots, *p = roots, policy(1) })
+	for n := range 3 {
+		for _, to := range []string{near.Listener.Addr().String(), far.Listener.Addr().String()} {
+			if code, body := s.get(t, to); code != http.StatusOK || body != "ok" {
+				t.Fatalf("answer = %d %q, want ok", code, body)
+			}
+		}
+		s.handled.wait(t) // or the connection may not be free yet
+		if err := s.SetPolicy(policy(2 + n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := opened.Load(); n != 2 {
+		t.Errorf("%d connections to two servers, want 2", n)
 	}
 }
 
@@ -273,13 +318,13 @@ func TestDNSRebinding(t *testing.T) {
 	}{
 		"metadata":      {[]string{"127.0.0.1", "169.254.169.254"}, Policy{DenyLinkLocal: true}, "denyLinkLocal"},
 		"metadata IPv6": {[]string{"127.0.0.1", "fd00:ec2::254"}, Policy{DenyLinkLocal: true}, "denyLinkLocal"},
-		"denied":        {[]string{"127.0.0.1", "10.0.0.1"}, Policy{DenyAddress: netip.MustParsePrefix("10.0.0.0/8").Contains}, "denyAddresses"},
+		"denied":        {[]string{"127.0.0.1", "10.0.0.1"}, Policy{DenyAddresses: deny("10.0.0.0/8")}, "denyAddresses"},
 	} {
 		for _, originate := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, TLS originated %v", name, originate), func(t *testing.T) {
 				dns := useNameServer(t, row.answers...)
 				s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) {
-					p.DenyLinkLocal, p.DenyAddress = row.policy.DenyLinkLocal, row.policy.DenyAddress
+					p.DenyLinkLocal, p.DenyAddresses = row.policy.DenyLinkLocal, row.policy.DenyAddresses
 					if originate {
 						p.OriginateTLS = func(string) bool { return true }
 					}

@@ -143,7 +143,7 @@ func (p *Proxy) mayDial(resolved string) error {
 			return forbiddenAddress{addr: ap, why: "is ingress.transparent or egress.transparent of this proxy, which take no calls", loop: true}
 		case pol.DenyLinkLocal && (end.IsLinkLocalUnicast() || end.IsLinkLocalMulticast() || slices.Contains(metadataAddrs, end)):
 			return forbiddenAddress{addr: ap, why: "is link-local or a cloud's for credentials, and egress.denyLinkLocal forbids it"}
-		case allows(pol.DenyAddress, end, false):
+		case slices.ContainsFunc(pol.DenyAddresses, func(n netip.Prefix) bool { return n.Contains(end) }):
 			return forbiddenAddress{addr: ap, why: "is forbidden by egress.denyAddresses"}
 		}
 	}
