@@ -44,7 +44,7 @@ func TestHandoffTransitions(t *testing.T) {
 			if got := from.Precedes(to); got != want {
 				t.Errorf("%s.Precedes(%s) = %v, want %v", from, to, got, want)
 			}
-			table := ancestry.NewHandoffs(10)
+			table := ancestry.NewHandoffs(10, time.Hour, func() {})
 			h, _ := table.Begin(ancestry.Handoff{Run: "r"}, time.Now())
 			for _, s := range paths[from] {
 				if !table.Move(h, s, ancestry.HandoffRefused) {
@@ -75,7 +75,7 @@ func TestHandoffTransitions(t *testing.T) {
 // one of which nothing more is seen says when it was last heard of.
 func TestHandoffTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := ancestry.NewHandoffs(10)
+		table := ancestry.NewHandoffs(10, time.Hour, func() {})
 		began := time.Now().UTC()
 		h, _ := table.Begin(ancestry.Handoff{Run: "r", Peer: "p.example:443", Protocol: "a2a", Operation: "SendMessage"}, began)
 		time.Sleep(time.Second)
@@ -117,7 +117,7 @@ func TestHandoffTimes(t *testing.T) {
 // TestHandoffKeys: what is known by a key is known until it has ended, and only
 // its own run goes on with it.
 func TestHandoffKeys(t *testing.T) {
-	table := ancestry.NewHandoffs(100)
+	table := ancestry.NewHandoffs(100, time.Hour, func() {})
 	begin := func(run ancestry.RunID, keys ...ancestry.HandoffKey) *ancestry.Tracked {
 		h, _ := table.Begin(ancestry.Handoff{Run: run}, time.Now())
 		for _, k := range keys {
@@ -158,7 +158,7 @@ func TestHandoffKeys(t *testing.T) {
 // TestHandoffsAreBounded: the first to end makes room, then the quietest, and
 // whatever goes leaves nothing behind.
 func TestHandoffsAreBounded(t *testing.T) {
-	table := ancestry.NewHandoffs(3)
+	table := ancestry.NewHandoffs(3, time.Hour, func() {})
 	key := func(n int) ancestry.HandoffKey { return ancestry.HandoffKey{Kind: "task", ID: fmt.Sprint(n)} }
 	var all []*ancestry.Tracked
 	began := func(wantRoom bool) {
@@ -213,9 +213,47 @@ func TestHandoffsAreBounded(t *testing.T) {
 	}
 }
 
+// TestHandoffsAge: of one that was quiet for too long nothing more is expected.
+func TestHandoffsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = time.Hour
+		over := 0
+		table := ancestry.NewHandoffs(10, ttl, func() { over++ })
+		key := ancestry.HandoffKey{Kind: "task", ID: "t-1"}
+		begin := func(run ancestry.RunID) *ancestry.Tracked {
+			h, _ := table.Begin(ancestry.Handoff{Run: run}, time.Now())
+			table.Bind(h, key)
+			return h
+		}
+		quiet, heard := begin("quiet"), begin("heard")
+		time.Sleep(ttl / 2)
+		table.Move(heard, ancestry.HandoffDispatching, "")
+		time.Sleep(ttl/2 - time.Nanosecond)
+		if n := table.Open(); n != 2 || over != 0 {
+			t.Errorf("just before its time: %d are open, and %d given up, want 2 and none", n, over)
+		}
+		time.Sleep(time.Nanosecond)
+		known := table.Known(key)
+		if n := table.Open(); n != 1 || over != 1 || len(known) != 1 || known[0] != heard {
+			t.Errorf("at its time: %d are open, and %d given up, %d known, want 1 of each", n, over, len(known))
+		}
+		if h := table.Of("quiet"); len(h) != 1 || h[0].Open || h[0].State != ancestry.HandoffPending {
+			t.Errorf("what was given up is told as %+v, want it pending and not open", h)
+		}
+		table.Move(quiet, ancestry.HandoffFailed, ancestry.HandoffTimeout) // by an exchange that lasts for so long
+		if h := table.Of("quiet"); h[0].State != ancestry.HandoffFailed {
+			t.Errorf("what ends after all is told as %+v, want it failed", h)
+		}
+		time.Sleep(ttl)
+		if n := table.Open(); n != 0 || over != 2 {
+			t.Errorf("in the end %d are open, and %d given up, want none and 2", n, over)
+		}
+	})
+}
+
 // TestHandoffsOfABusyRun: the newest are told.
 func TestHandoffsOfABusyRun(t *testing.T) {
-	table := ancestry.NewHandoffs(5000)
+	table := ancestry.NewHandoffs(5000, time.Hour, func() {})
 	for i := range 1500 {
 		for _, run := range []ancestry.RunID{"first", "alias"} {
 			table.Begin(ancestry.Handoff{Run: run, Operation: fmt.Sprint(i)}, time.Now())
@@ -236,7 +274,7 @@ func TestHandoffsOfABusyRun(t *testing.T) {
 
 // TestHandoffsTogether is for the race detector.
 func TestHandoffsTogether(t *testing.T) {
-	table := ancestry.NewHandoffs(50)
+	table := ancestry.NewHandoffs(50, time.Hour, func() {})
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -264,7 +302,7 @@ func TestHandoffsTogether(t *testing.T) {
 
 // handoffsOf makes a table of what runs have done.
 func handoffsOf(begun ...ancestry.Handoff) *ancestry.Handoffs {
-	table := ancestry.NewHandoffs(100_000)
+	table := ancestry.NewHandoffs(100_000, time.Hour, func() {})
 	for _, h := range begun {
 		tr, _ := table.Begin(h, time.Unix(1, 0))
 		table.NameChild(tr, h.Host, h.Child)

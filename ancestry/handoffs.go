@@ -14,6 +14,8 @@ import (
 // takes time that does not grow with what is held.
 type Handoffs struct {
 	limit int
+	ttl   time.Duration
+	over  func()
 	boot  string // tells the ids of this process from those of any other
 
 	mu     sync.Mutex
@@ -45,10 +47,11 @@ type HandoffKey struct{ Kind, ID string }
 
 // NewHandoffs returns an empty memory of at most limit handoffs. Where there is
 // no more room those go first that have ended, and then those that have been
-// quiet for longest.
-func NewHandoffs(limit int) *Handoffs {
+// quiet for longest. Of one that was not heard of for ttl nothing more is expected:
+// over is told of each, and must not block.
+func NewHandoffs(limit int, ttl time.Duration, over func()) *Handoffs {
 	return &Handoffs{
-		limit: limit, boot: string(NewRunID(time.Now()))[len("run_"):] + "-",
+		limit: limit, ttl: ttl, over: over, boot: string(NewRunID(time.Now()))[len("run_"):] + "-",
 		newest: map[RunID]*Tracked{}, byKey: map[HandoffKey][]*Tracked{},
 		open: list.New(), closed: list.New(),
 	}
@@ -60,7 +63,7 @@ func (t *Handoffs) Begin(h Handoff, since time.Time) (*Tracked, bool) {
 	h.State, h.Seen, h.Open = HandoffPending, since, true
 	tr := &Tracked{h: h}
 	tr.at[0] = since
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	room := true
 	if t.open.Len()+t.closed.Len() >= t.limit {
@@ -77,6 +80,19 @@ func (t *Handoffs) Begin(h Handoff, since time.Time) (*Tracked, bool) {
 	}
 	t.newest[h.Run] = tr
 	return tr, room
+}
+
+// lock locks mu, and gives up those that were quiet for too long.
+func (t *Handoffs) lock() {
+	t.mu.Lock()
+	for first := t.open.Front(); first != nil; first = t.open.Front() {
+		h := first.Value.(*Tracked)
+		if time.Since(h.h.Seen) < t.ttl {
+			return
+		}
+		t.closeLocked(h)
+		t.over()
+	}
 }
 
 // Move takes h to another state, if that is a legal step, which it reports. why
@@ -176,7 +192,7 @@ const maxSameKey = 16
 
 // Known returns the open handoffs that are known by k.
 func (t *Handoffs) Known(k HandoffKey) []*Tracked {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.byKey[k])
 }
@@ -185,7 +201,7 @@ func (t *Handoffs) Known(k HandoffKey) []*Tracked {
 // there is none, or are several.
 func (t *Handoffs) Resume(run RunID, k HandoffKey) *Tracked {
 	now := time.Now()
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	var found *Tracked
 	for _, h := range t.byKey[k] {
@@ -205,7 +221,7 @@ func (t *Handoffs) Resume(run RunID, k HandoffKey) *Tracked {
 
 // Open returns how many handoffs there are of which more may be seen.
 func (t *Handoffs) Open() int {
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	return t.open.Len()
 }
@@ -214,7 +230,7 @@ func (t *Handoffs) Open() int {
 // first; of more than 1000 the newest.
 func (t *Handoffs) Of(ids ...RunID) []Handoff {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
-	t.mu.Lock()
+	t.lock()
 	defer t.mu.Unlock()
 	var found []*Tracked
 	for _, id := range ids {

@@ -674,6 +674,10 @@ type Limits struct {
 	// has ended the one that was quiet for longest. Default 15000, which hold 10 MB;
 	// 1 to 10000000. A change needs a restart.
 	Handoffs int `yaml:"handoffs" min:"1" max:"10000000" restart:"yes"`
+	// HandoffTTL is how long after it was last heard of more is expected of such a
+	// call. A later message about its task is of no call, and what the call is told
+	// as does not change any more. Default 24h; 1m to 720h. A change needs a restart.
+	HandoffTTL Duration `yaml:"handoffTTL" min:"1m" max:"720h" restart:"yes"`
 	// Queue is how many links may wait for the disk; further ones are dropped
 	// and readiness turns to degraded. Default 8192; 1 to 1000000. A change needs
 	// a restart.

@@ -57,6 +57,7 @@ func Default() *Config {
 			ProcessScan:     Duration{500 * time.Millisecond},
 			Tasks:           100_000,
 			Handoffs:        15_000,
+			HandoffTTL:      Duration{24 * time.Hour},
 			Queue:           8192,
 			Tunnels:         10_000,
 			Connections:     10_000,

@@ -212,7 +212,7 @@ func TestEveryKey(t *testing.T) {
 		},
 		Limits: config.Limits{
 			MaxDepth: 8, MaxVisitsPerHost: 2, InspectedBody: 1 << 20, InspectedBodies: 8 << 20, BodyPatience: config.Duration{Duration: 2500 * time.Millisecond},
-			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, Handoffs: 11, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, FollowedRuns: 6, Queue: 30, Tunnels: 40, Connections: 50,
+			Header: 32 << 10, InspectedEvent: 64 << 10, StdioLine: 1 << 20, LiveRuns: 10, Bindings: 20, Webhooks: 5, Tasks: 9, Handoffs: 11, HandoffTTL: config.Duration{Duration: 4 * time.Hour}, ProcessScan: config.Duration{Duration: 70 * time.Millisecond}, WatchedRuns: 7, FollowedRuns: 6, Queue: 30, Tunnels: 40, Connections: 50,
 		},
 		Drain: config.Drain{Timeout: config.Duration{Duration: 90 * time.Second}},
 		Log:   config.Log{Level: slog.LevelDebug},
@@ -320,7 +320,7 @@ func TestRestartKeys(t *testing.T) {
 		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
-		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.handoffs", "limits.queue", "limits.tunnels", "limits.connections",
+		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.handoffs", "limits.handoffTTL", "limits.queue", "limits.tunnels", "limits.connections",
 	}
 	if diff := cmp.Diff(want, config.RestartKeys(old, every)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -21,31 +21,32 @@ const (
 
 // Limits that the data path can hit; the label of wopproxy_limit_hits_total.
 const (
-	limitBody      = "inspected-body"   // a body passed unread because of its size
-	limitBodies    = "inspected-bodies" // a body passed unread because others held all the memory
-	limitSlowBody  = "body-patience"    // a body passed unread because it came too slowly
-	limitEvent     = "inspected-event"  // an SSE event passed unread
-	limitAnswer    = "inspected-answer"
-	limitRuns      = "live-runs"
-	limitBindings  = "bindings"
-	limitWebhooks  = "webhooks"
-	limitScan      = "process-scan" // the process table could not be read in time
-	limitEchoes    = "echoed-ids"   // a body had more ids than are looked at
-	limitEndpoints = "endpoints"    // what is spoken there is not remembered
-	limitTasks     = "tasks"        // one was forgotten for another
-	limitTunnels   = "tunnels"
-	limitConns     = "connections"  // one without a request was closed for another
-	limitDial      = "dial-timeout" // a destination took no connection in time
-	limitDepth     = "max-depth"
-	limitWatched   = "watched-runs"  // the longest quiet run is no longer checked
-	limitFollowed  = "followed-runs" // nobody reads the log of a run for us
-	limitToolCalls = "tool-calls"    // a run has too many open for their events to be known
-	limitOrigins   = "origins"       // of a run's events that may have caused messages the oldest is forgotten
-	limitMemory    = "memory"        // what wrote an entry first is forgotten
-	limitNodes     = "nodes"         // a run has too many for those that begin runs to be known
-	limitHandoffs  = "handoffs"      // one that was open was forgotten for another
-	limitVisits    = "max-visits-per-host"
-	limitLine      = "stdio-line" // a line of a stdio server or its client passed unread
+	limitBody       = "inspected-body"   // a body passed unread because of its size
+	limitBodies     = "inspected-bodies" // a body passed unread because others held all the memory
+	limitSlowBody   = "body-patience"    // a body passed unread because it came too slowly
+	limitEvent      = "inspected-event"  // an SSE event passed unread
+	limitAnswer     = "inspected-answer"
+	limitRuns       = "live-runs"
+	limitBindings   = "bindings"
+	limitWebhooks   = "webhooks"
+	limitScan       = "process-scan" // the process table could not be read in time
+	limitEchoes     = "echoed-ids"   // a body had more ids than are looked at
+	limitEndpoints  = "endpoints"    // what is spoken there is not remembered
+	limitTasks      = "tasks"        // one was forgotten for another
+	limitTunnels    = "tunnels"
+	limitConns      = "connections"  // one without a request was closed for another
+	limitDial       = "dial-timeout" // a destination took no connection in time
+	limitDepth      = "max-depth"
+	limitWatched    = "watched-runs"  // the longest quiet run is no longer checked
+	limitFollowed   = "followed-runs" // nobody reads the log of a run for us
+	limitToolCalls  = "tool-calls"    // a run has too many open for their events to be known
+	limitOrigins    = "origins"       // of a run's events that may have caused messages the oldest is forgotten
+	limitMemory     = "memory"        // what wrote an entry first is forgotten
+	limitNodes      = "nodes"         // a run has too many for those that begin runs to be known
+	limitHandoffs   = "handoffs"      // one that was open was forgotten for another
+	limitHandoffTTL = "handoff-ttl"   // one that was open was not heard of for so long
+	limitVisits     = "max-visits-per-host"
+	limitLine       = "stdio-line" // a line of a stdio server or its client passed unread
 )
 
 // operationBuckets are those the OpenTelemetry conventions for MCP prescribe.
@@ -199,7 +200,7 @@ func (m *metrics) resolve() {
 	for _, l := range []string{
 		limitBody, limitBodies, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
-		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs,
+		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs, limitHandoffTTL,
 	} {
 		m.limits.WithLabelValues(l)
 	}

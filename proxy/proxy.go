@@ -66,6 +66,7 @@ type Options struct {
 	MaxTasks     int           // A2A tasks on other hosts whose first span is known, at most; default 100 000
 	TaskTTL      time.Duration // one is forgotten this long after its last use; default 24 h
 	MaxHandoffs  int           // handoffs that are remembered at most; default 15 000
+	HandoffTTL   time.Duration // one that is open is given up this long after it was last heard of; default 24 h
 	MaxTunnels   int           // tunnels open at once, by CONNECT and of redirected connections, either way; default 10 000
 	EchoedIDs    bool          // attribute a call to the only run whose opaque ids are in its body
 	Restarted    bool          // runs may be at work that began before; evidence that needs all live runs to be known waits for RunTTL
@@ -155,12 +156,12 @@ func New(o Options, p Policy) (*Proxy, error) {
 		}),
 		webhooks:  attribution.NewWebhooks(o.MaxWebhooks, o.WebhookTTL),
 		tasks:     newTasks(o.MaxTasks, o.TaskTTL),
-		handoffs:  ancestry.NewHandoffs(o.MaxHandoffs),
 		processes: newProcesses(),
 		tunnels:   tunnels{limit: o.MaxTunnels},
 		entries:   tunnels{limit: o.MaxTunnels},
 		tylo:      wire.NewTyloTable(tyloIDs, time.Hour),
 	}
+	px.handoffs = ancestry.NewHandoffs(o.MaxHandoffs, cmp.Or(o.HandoffTTL, 24*time.Hour), func() { px.metrics.limit(limitHandoffTTL) })
 	if err := px.SetPolicy(p); err != nil {
 		return nil, err
 	}

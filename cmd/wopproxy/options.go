@@ -60,7 +60,7 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		RunTTL: c.Runs.TTL.Duration, Quarantine: quarantine,
 		MaxRuns: c.Limits.LiveRuns, MaxBindings: c.Limits.Bindings, MaxTunnels: c.Limits.Tunnels, MaxConnections: c.Limits.Connections, MaxHeader: int(c.Limits.Header), MaxWatched: c.Limits.WatchedRuns,
 		MaxWebhooks: c.Limits.Webhooks, WebhookTTL: c.Attribution.WebhookTTL.Duration,
-		MaxTasks: c.Limits.Tasks, MaxHandoffs: c.Limits.Handoffs, TaskTTL: c.Tracing.TaskTTL.Duration,
+		MaxTasks: c.Limits.Tasks, MaxHandoffs: c.Limits.Handoffs, HandoffTTL: c.Limits.HandoffTTL.Duration, TaskTTL: c.Tracing.TaskTTL.Duration,
 		Restarted:    s.restarted(),
 		SingleFlight: c.Attribution.SingleFlight, EchoedIDs: c.Attribution.EchoedIDs,
 		CA: s.trust.ca, Roots: s.trust.roots,
