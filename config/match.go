@@ -10,7 +10,7 @@ import (
 // What patterns of destinations, origins and requests look like.
 const (
 	hostPattern   = `^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`
-	originPattern = `^[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+$`
+	originPattern = `^[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+$`
 	routePattern  = `^[A-Z]+ /[^?#\s]*$`
 )
 
@@ -117,7 +117,8 @@ func addr6(host string) netip.Addr {
 // scheme's own, port.
 type Origin string
 
-// UnmarshalText accepts an origin in any case and makes it what browsers send.
+// UnmarshalText accepts an origin in any case and makes it what browsers send, whose
+// hosts are ASCII and escape nothing.
 func (o *Origin) UnmarshalText(text []byte) error {
 	u, err := url.Parse(strings.ToLower(string(text)))
 	if err != nil || !matches(originPattern, string(text)) || u.Hostname() == "" || !validPort(u.Port(), true) {
