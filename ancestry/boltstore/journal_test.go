@@ -168,7 +168,12 @@ func TestCrashAfterApply(t *testing.T) {
 func TestJournalTurns(t *testing.T) {
 	s := journalled(t, Options{Journal: minJournal})
 	for i := range 60 {
+		before := s.Full()
+		full := s.journal.next > 1 && s.journal.parts[s.journal.active].used+int64(len(appendFrame(nil, 1, links(i + 1)[i:], nil))) > minJournal
 		add(t, s, link(i))
+		if waited := s.Full() > before; waited != full {
+			t.Errorf("link %d has waited for the journal %v, want %v", i, waited, full)
+		}
 		if i%7 == 0 {
 			if err := s.apply(); err != nil {
 				t.Fatal(err)

@@ -127,6 +127,7 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 	if s.store, err = open(c, s.log); err != nil {
 		return err
 	}
+	s.countFullJournal()
 	s.recorder = ancestry.NewRecorder(s.store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
 		return err

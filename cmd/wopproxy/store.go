@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/config"
@@ -43,6 +45,22 @@ func forOwnHost(open openStore) openStore {
 
 // ownHosts is a store that is no settler.
 type ownHosts struct{ ancestry.Store }
+
+// countFullJournal exposes how often links had to wait for the journal of the store,
+// if it has one.
+func (s *sidecar) countFullJournal() {
+	store := s.store
+	if own, ok := store.(ownHosts); ok {
+		store = own.Store
+	}
+	journal, ok := store.(interface{ Full() uint64 })
+	if !ok {
+		return
+	}
+	s.metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "wopproxy_store_journal_full_total", Help: "Times that links had to wait because the journal had no room for them.",
+	}, func() float64 { return float64(journal.Full()) }))
+}
 
 // maxStores is how many processes of one user may share a folder of stores.
 const maxStores = 256
