@@ -170,6 +170,10 @@ func (e *egressHandler) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wopproxy: CONNECT needs HTTP/1.1", http.StatusHTTPVersionNotSupported)
 		return
 	}
+	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok && t.redirected != "" {
+		http.Error(w, "wopproxy: CONNECT is for a proxy, and this connection was opened to "+t.target+" before it was redirected: send CONNECT to egress.listen", http.StatusMethodNotAllowed)
+		return
+	}
 	pol := e.p.policy.Load()
 	target := connectTarget(r)
 	r.URL.Host, r.Host = target, target

@@ -47,10 +47,11 @@ func (x *exchange) tells(r *http.Request) bool {
 	if rule == nil {
 		return true
 	}
-	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok {
-		return rule(t.vouched(r.Context(), r.URL))
+	told := rule(authority(r.URL))
+	if t, ok := r.Context().Value(tunnelKey{}).(*inTunnel); ok && told != rule(t.target) && !x.vouches(r.Context(), t.tunnel, r.URL) {
+		return !told
 	}
-	return rule(authority(r.URL))
+	return told
 }
 
 // attribute asks the ladder whose call this is.

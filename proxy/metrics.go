@@ -45,6 +45,7 @@ const (
 	limitNodes      = "nodes"         // a run has too many for those that begin runs to be known
 	limitHandoffs   = "handoffs"      // one that was open was forgotten for another
 	limitHandoffTTL = "handoff-ttl"   // one that was open was not heard of for so long
+	limitLookUp     = "look-up"       // name servers had taken too long over the names of a tunnel for another one
 	limitVisits     = "max-visits-per-host"
 	limitLine       = "stdio-line" // a line of a stdio server or its client passed unread
 )
@@ -200,7 +201,7 @@ func (m *metrics) resolve() {
 	for _, l := range []string{
 		limitBody, limitBodies, limitDial, limitSlowBody, limitEvent, limitAnswer, limitRuns, limitBindings, limitWebhooks, limitTasks,
 		limitScan, limitEchoes, limitEndpoints, limitTunnels, limitConns, limitDepth, limitVisits, limitLine, limitWatched, limitFollowed,
-		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs, limitHandoffTTL,
+		limitToolCalls, limitOrigins, limitMemory, limitNodes, limitHandoffs, limitHandoffTTL, limitLookUp,
 	} {
 		m.limits.WithLabelValues(l)
 	}

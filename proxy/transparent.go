@@ -281,38 +281,49 @@ func claimed(r *http.Request, target string) string {
 	return net.JoinHostPort(name, port)
 }
 
-// lookUpFor is how long name servers may take to vouch for a name.
-const lookUpFor = time.Second
+// How long name servers may take to vouch for a name, and for all names of one
+// tunnel together.
+const (
+	lookUpFor  = time.Second
+	lookUpsFor = 5 * time.Second
+)
 
-// vouched is the destination that rules by name have to judge. What a redirected
-// request claims in the clear counts if the name leads to where it was really
+// vouches reports whether rules by name have to judge what a request claims. What a
+// redirected one claims in the clear counts if the name leads to where it was really
 // sent; if it does not, or nobody says so in time, only the address counts.
-func (t *tunnel) vouched(ctx context.Context, u *url.URL) string {
+func (x *exchange) vouches(ctx context.Context, t *tunnel, u *url.URL) bool {
 	name := authority(u)
 	if t.redirected != egress || u.Scheme != "http" || name == t.target {
-		return name
+		return true
 	}
 	t.mu.Lock()
-	known, ok := t.names[name]
+	counts, known := t.names[name]
+	left := lookUpsFor - t.lookedUp
 	t.mu.Unlock()
-	if ok {
-		return known
+	if known {
+		return counts
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookUpFor)
+	if left <= 0 {
+		x.p.metrics.limit(limitLookUp)
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(lookUpFor, left))
 	defer cancel()
-	known = t.target
+	began := time.Now()
 	dst, _ := netip.ParseAddrPort(t.target)
-	addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname()) // of none, none matches
-	if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Unmap() == dst.Addr() }) {
-		known = name
-	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	counts = slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Unmap() == dst.Addr() })
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.names == nil || len(t.names) >= maxNames {
-		t.names = make(map[string]string)
+	t.lookedUp += time.Since(began)
+	if none, ok := errors.AsType[*net.DNSError](err); err != nil && (!ok || !none.IsNotFound) {
+		return false // which is no answer
 	}
-	t.names[name] = known
-	return known
+	if t.names == nil || len(t.names) >= maxNames {
+		t.names = make(map[string]bool)
+	}
+	t.names[name] = counts
+	return counts
 }
 
 // maxNames bounds the names that are remembered of one tunnel.

@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -108,6 +110,79 @@ func TestIsAbsolute(t *testing.T) {
 			t.Errorf("isAbsolute(%q) = %v, want %v", head, got, want)
 		}
 	}
+}
+
+// What a redirected request claims in the clear is looked up where a rule makes a
+// difference between that and where it was sent, as long as that takes no time to
+// speak of; what is no answer is not remembered.
+func TestVouching(t *testing.T) {
+	const name, target = "tools.example.com", "192.0.2.1:80"
+	rule := func(trusted ...string) func(string) bool {
+		return func(to string) bool { return slices.Contains(trusted, to) }
+	}
+	for _, tt := range []struct {
+		what     string
+		rule     func(string) bool
+		leads    string
+		lookedUp time.Duration
+		want     bool
+		asked    int
+	}{
+		{"all", nil, "192.0.2.1", 0, true, 0},
+		{"none", rule(), "192.0.2.1", 0, false, 0},
+		{"neither", rule("other.example.com:80"), "192.0.2.1", 0, false, 0},
+		{"both", rule(name+":80", target), "192.0.2.9", 0, true, 0},
+		{"the name, which leads there", rule(name + ":80"), "192.0.2.1", 0, true, 1},
+		{"the name, which leads elsewhere", rule(name + ":80"), "192.0.2.9", 0, false, 1},
+		{"the address, and the name leads there", rule(target), "192.0.2.1", 0, false, 1},
+		{"the address, and the name leads elsewhere", rule(target), "192.0.2.9", 0, true, 1},
+		{"the name, when too long was looked up", rule(name + ":80"), "192.0.2.1", lookUpsFor, false, 0},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			dns := useNameServer(t, tt.leads)
+			s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", func(_ *Options, p *Policy) { p.TrustDestination = tt.rule })
+			tun := &tunnel{redirected: egress, target: target, lookedUp: tt.lookedUp}
+			x := &exchange{p: s.Proxy, policy: s.policy.Load(), dir: egress}
+			r := request(t, name, nil).WithContext(context.WithValue(t.Context(), tunnelKey{}, &inTunnel{tunnel: tun}))
+			ask := func() {
+				t.Helper()
+				if got := x.tells(r); got != tt.want {
+					t.Errorf("tells = %v, want %v", got, tt.want)
+				}
+			}
+			if tt.asked > 0 { // at first nobody answers
+				good := net.DefaultResolver
+				net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errBroken }}
+				if got := x.tells(r); got != tt.rule(target) {
+					t.Errorf("without an answer: tells = %v, want what counts for the address", got)
+				}
+				net.DefaultResolver = good
+			}
+			ask()
+			ask()
+			if n := dns.answers(); n != tt.asked {
+				t.Errorf("%d questions were answered, want %d", n, tt.asked)
+			}
+			spent := 0.0
+			if tt.lookedUp > 0 {
+				spent = 2
+			}
+			s.wantSeries(t, hit(limitLookUp), spent)
+		})
+	}
+}
+
+// A redirected connection leads to where it was to go, whatever is asked of it later.
+func TestConnectOnRedirected(t *testing.T) {
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1")
+	r := httptest.NewRequest(http.MethodConnect, "http://other.example.com:443", nil)
+	r = r.WithContext(context.WithValue(r.Context(), tunnelKey{}, &inTunnel{tunnel: &tunnel{redirected: egress, target: "192.0.2.1:80"}}))
+	w := httptest.NewRecorder()
+	s.Egress().ServeHTTP(w, r)
+	if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Body.String(), "was opened to 192.0.2.1:80") {
+		t.Errorf("CONNECT = %d %s, want it refused with where the connection leads", w.Code, w.Body)
+	}
+	s.wantSeries(t, "wopproxy_tunnels", 0)
 }
 
 // A connection that nobody has redirected is refused: here, as where it was meant to

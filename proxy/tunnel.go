@@ -44,11 +44,13 @@ type tunnel struct {
 	intercept *interceptor   // nil: TLS passes blind
 
 	mu     sync.Mutex
-	quiet  bool              // nobody has spoken yet
-	ending bool              // a drain wants it to end
-	cut    bool              // closed
-	server *http.Server      // once the tunnel is known to carry HTTP
-	names  map[string]string // what was claimed of target, and what of it counts
+	quiet  bool            // nobody has spoken yet
+	ending bool            // a drain wants it to end
+	cut    bool            // closed
+	server *http.Server    // once the tunnel is known to carry HTTP
+	names  map[string]bool // what was claimed of target, and whether it counts
+
+	lookedUp time.Duration // for that
 }
 
 // add reports false when there are too many.
