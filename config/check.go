@@ -19,6 +19,66 @@ func (d *decoder) checkAll(c *Config) {
 	d.checkHeaders(c)
 	d.checkTrust(c)
 	d.checkLimits(c)
+	d.checkEvidence(c)
+}
+
+// checkEvidence asks for all that it takes to sign, or nothing: half of it would
+// leave no evidence, and nobody would notice.
+func (d *decoder) checkEvidence(c *Config) {
+	e := c.Evidence
+	if !d.sound("evidence.issuer") {
+		return
+	}
+	if e.Issuer == "" {
+		const what = "has no effect without evidence.issuer, write that or remove it"
+		for _, k := range []struct {
+			key   string
+			given bool
+		}{
+			{"evidence.key", e.Key.File != ""}, {"evidence.keyId", e.KeyID != ""}, {"evidence.keys", len(e.Keys) > 0},
+			{"evidence.idKey", !e.IDKey.IsZero()}, {"evidence.attach", e.Attach},
+		} {
+			if k.given {
+				d.refuse(k.key, what)
+			}
+		}
+		return
+	}
+	if e.Key.File == "" {
+		d.refuse("evidence.key", "required by evidence.issuer, write {file: PATH} of a key that openssl genpkey -algorithm ed25519 has made")
+	}
+	switch {
+	case e.IDKey.IsZero():
+		d.refuse("evidence.idKey", "required by evidence.issuer, write {file: PATH} of what openssl rand -hex 32 has made")
+	case e.IDKey.File != "" && e.IDKey.File == e.Key.File:
+		d.refuse("evidence.idKey", "%s is evidence.key, make a secret of its own with openssl rand -hex 32", e.IDKey.File)
+	}
+	d.checkKeys(e)
+}
+
+// checkKeys asks that further keys can be told apart, and in which order they sign.
+func (d *decoder) checkKeys(e Evidence) {
+	files, ids := map[string]bool{e.Key.File: true}, map[string]bool{e.KeyID: true}
+	var last Time
+	for i, k := range e.Keys {
+		key := fmt.Sprintf("evidence.keys[%d]", i)
+		switch {
+		case k.File == "":
+			d.refuse(key+".file", "required, write a path, for example /run/secrets/peac-2027.pem")
+		case files[k.File]:
+			d.refuse(key+".file", "%s is there already, write another file", k.File)
+		case k.KeyID != "" && ids[k.KeyID]:
+			d.refuse(key+".keyId", "%s is there already, and names one key for ever, write another id", k.KeyID)
+		case !k.Sign.IsZero() && !k.Sign.After(last.Time):
+			d.refuse(key+".sign", "not after that of the key before it, list the keys in the order in which they sign")
+		case !k.Sign.IsZero() && !k.Retire.IsZero() && !k.Retire.After(k.Sign.Time):
+			d.refuse(key+".retire", "not after sign, write a later time or remove it")
+		}
+		files[k.File], ids[k.KeyID] = true, true
+		if !k.Sign.IsZero() {
+			last = k.Sign
+		}
+	}
 }
 
 func (d *decoder) checkLimits(c *Config) {

@@ -35,6 +35,9 @@ type Config struct {
 	Admin Admin `yaml:"admin"`
 	// Ancestry says where parent links are kept, how long, and who may read them.
 	Ancestry Ancestry `yaml:"ancestry"`
+	// Evidence says whether receipts of what passes are signed and kept, in PEAC's
+	// form, and with which keys.
+	Evidence Evidence `yaml:"evidence"`
 	// Headers names the two headers that proxies exchange.
 	Headers Headers `yaml:"headers"`
 	// Runs says which requests start a run and how long one is live.
@@ -369,6 +372,74 @@ const (
 	AuthHost   AuthMode = "host"
 	AuthBearer AuthMode = "bearer"
 	AuthNone   AuthMode = "none"
+)
+
+// Evidence is what it takes to sign receipts: each call that starts work, into the
+// host or out of it, leaves one, kept beside the links for as long as they are.
+type Evidence struct {
+	// Issuer is who signs: an https:// origin in lower case without a path, where
+	// verifiers look for the keys, or a DID, whose keys they get in another way.
+	// Default none: no evidence is made. Goes with key and idKey. A change needs a
+	// restart.
+	Issuer string `yaml:"issuer" pattern:"^(https://[a-z0-9.:\\[\\]-]+|did:[a-z0-9]+:[^/?#\\s]+)$" want:"an https:// origin or a DID, write for example https://agent.example.com" restart:"yes"`
+	// Key is what it signs with.
+	Key SigningKey `yaml:"key"`
+	// KeyID names the key for ever: another key takes another id. Default none: the
+	// key's own thumbprint (RFC 7638). A change needs a restart.
+	KeyID string `yaml:"keyId" pattern:"^[!-~]{1,256}$" want:"1 to 256 visible ASCII characters, write for example 2026-11" restart:"yes"`
+	// Keys are further keys of the issuer: those that will sign, and those that have
+	// signed and are still to be published. Default []. A change needs a restart.
+	Keys []EvidenceKey `yaml:"keys" restart:"yes"`
+	// IDKey is the secret that ids of workflows and steps are derived with: 32
+	// bytes, written as 64 hex digits. Replicas share it; with another one, the ids of
+	// what goes on change. It is not key. Default none. A change needs a restart.
+	IDKey Secret `yaml:"idKey" restart:"yes"`
+	// Privacy is how much receipts tell: strict leaves out tools, traces and who
+	// calls, and gives each destination ids of its own, balanced tells the kind of
+	// a call and its trace, open names the tool. Default balanced. A change needs a
+	// restart.
+	Privacy Privacy `yaml:"privacy" enum:"strict|balanced|open" restart:"yes"`
+	// Attach puts the receipt of a call that has arrived into the answer, where the
+	// protocol has a place for it and none is there. Default false. A change needs a
+	// restart.
+	Attach bool `yaml:"attach" restart:"yes"`
+	// Queue is how many receipts may wait to be signed and stored; further ones are
+	// dropped and counted, and their workflow gets no summary. Default 8192; 1 to
+	// 1000000. A change needs a restart.
+	Queue int `yaml:"queue" min:"1" max:"1000000" restart:"yes"`
+}
+
+// SigningKey is a private key in a file.
+type SigningKey struct {
+	// File is the PEM file of an Ed25519 key in PKCS #8, as openssl genpkey makes it.
+	// Default none. It is read at start. A change needs a restart.
+	File string `yaml:"file" pattern:"." want:"a path, write for example /run/secrets/peac.pem" restart:"yes"`
+}
+
+// EvidenceKey is one more key of the issuer.
+type EvidenceKey struct {
+	// File is a PEM file: the private key of one that signs, the private or the
+	// public one of one that has. Required.
+	File string `yaml:"file" pattern:"." want:"a path, write for example /run/secrets/peac-2027.pem"`
+	// KeyID is as evidence.keyId.
+	KeyID string `yaml:"keyId" pattern:"^[!-~]{1,256}$" want:"1 to 256 visible ASCII characters, write for example 2027-02"`
+	// Sign is when it takes over from the key before it, at least a day ahead when it
+	// is added, for readers keep the published keys for so long. Without it the key
+	// does not sign: it has signed.
+	Sign Time `yaml:"sign"`
+	// Retire is when it is no longer published, at least 30 days after it has signed
+	// for the last time. Without it that is never.
+	Retire Time `yaml:"retire"`
+}
+
+// Privacy is how much receipts tell.
+type Privacy string
+
+// The modes of Privacy.
+const (
+	PrivacyStrict   Privacy = "strict"
+	PrivacyBalanced Privacy = "balanced"
+	PrivacyOpen     Privacy = "open"
 )
 
 // Headers names the two headers that proxies exchange. Both sides of a call

@@ -163,7 +163,8 @@ func (d *decoder) secret(n *yaml.Node, v reflect.Value, key string) {
 func (d *decoder) text(n *yaml.Node, v reflect.Value, key string, tag reflect.StructTag) {
 	d.lines[key] = n.Line
 	word := n.Value
-	if n.ShortTag() != "!!str" {
+	moment := v.Type() == reflect.TypeFor[Time]() && n.ShortTag() == "!!timestamp"
+	if n.ShortTag() != "!!str" && !moment {
 		var number int64 // YAML has more notations than the types know
 		measure := v.Type() == reflect.TypeFor[Duration]() || v.Type() == reflect.TypeFor[Bytes]()
 		if !measure || n.ShortTag() != "!!int" || n.Decode(&number) != nil {

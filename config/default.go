@@ -22,7 +22,8 @@ func Default() *Config {
 			CommitTimeout: Duration{100 * time.Millisecond},
 			Auth:          Auth{Mode: AuthHost},
 		},
-		Headers: Headers{RunAncestry: "Run-Ancestry", RunID: "Run-Id"},
+		Evidence: Evidence{Privacy: PrivacyBalanced, Keys: []EvidenceKey{}, Queue: 8192},
+		Headers:  Headers{RunAncestry: "Run-Ancestry", RunID: "Run-Id"},
 		Runs: Runs{
 			MCPMethods: []string{"tools/call", "resources/read", "prompts/get"},
 			TTL:        Duration{time.Hour},

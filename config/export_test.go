@@ -8,6 +8,7 @@ const (
 	AddressPattern     = addressPattern
 	HeaderPattern      = headerPattern
 	CIDRPattern        = cidrPattern
+	TimePattern        = timePattern
 	HostPatternPattern = hostPattern
 	OriginPattern      = originPattern
 	RoutePattern       = routePattern

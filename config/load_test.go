@@ -176,6 +176,14 @@ func TestEveryKey(t *testing.T) {
 			CommitTimeout: config.Duration{Duration: 250 * time.Millisecond},
 			Auth:          config.Auth{Mode: config.AuthBearer, Bearer: config.Secret{File: "/run/secrets/ancestry"}},
 		},
+		Evidence: config.Evidence{
+			Issuer: "https://planner.example.com", Key: config.SigningKey{File: "/run/secrets/peac.pem"}, KeyID: "2026-11",
+			Keys: []config.EvidenceKey{
+				{File: "/etc/wopproxy/peac-2026-05.pem", KeyID: "2026-05", Retire: config.Time{Time: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
+				{File: "/run/secrets/peac-2027-02.pem", Sign: config.Time{Time: time.Date(2027, 2, 1, 12, 30, 0, 500e6, time.UTC)}},
+			},
+			IDKey: config.Secret{Env: "PEAC_ID_KEY"}, Privacy: config.PrivacyStrict, Attach: true, Queue: 12,
+		},
 		Headers: config.Headers{RunAncestry: "X-Ancestry", RunID: "X-Run"},
 		Runs:    config.Runs{Start: start, MCPMethods: []string{"tools/call"}, TTL: config.Duration{Duration: 36 * time.Hour}},
 		Attribution: config.Attribution{
@@ -317,7 +325,8 @@ func TestRestartKeys(t *testing.T) {
 	}
 	want := []string{
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.transparent", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.transparent", "egress.ca.cert", "egress.ca.key", "egress.ca.create", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.health", "admin.pprof",
-		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "runs.ttl",
+		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "evidence.issuer", "evidence.key.file", "evidence.keyId", "evidence.keys", "evidence.idKey", "evidence.privacy", "evidence.attach", "evidence.queue",
+		"runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",
 		"limits.header", "limits.stdioLine", "limits.liveRuns", "limits.bindings", "limits.webhooks", "limits.watchedRuns", "limits.tasks", "limits.handoffs", "limits.handoffTTL", "limits.queue", "limits.tunnels", "limits.connections",

@@ -319,6 +319,7 @@ func forms() map[reflect.Type]*jsonschema.Schema {
 		reflect.TypeFor[config.Address]():     pattern(config.AddressPattern),
 		reflect.TypeFor[config.HeaderName]():  pattern(config.HeaderPattern),
 		reflect.TypeFor[config.CIDR]():        pattern(config.CIDRPattern),
+		reflect.TypeFor[config.Time]():        pattern(config.TimePattern),
 		reflect.TypeFor[config.HostPattern](): pattern(config.HostPatternPattern),
 		reflect.TypeFor[config.Origin]():      pattern(config.OriginPattern),
 		reflect.TypeFor[config.Route]():       pattern(config.RoutePattern),

@@ -22,6 +22,7 @@ const (
 	bytesPattern    = `^[0-9]+(B|KiB|MiB|GiB)?$`
 	addressPattern  = `^([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):[0-9]{1,5}$`
 	headerPattern   = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+	timePattern     = `^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$`
 	cidrPattern     = `^[0-9A-Fa-f:.]+/[0-9]{1,3}$`
 )
 
@@ -108,6 +109,27 @@ func (d Duration) String() string {
 		s = strings.TrimSuffix(s, "0m")
 	}
 	return s
+}
+
+// Time is a moment: "2027-02-01T00:00:00Z". The zero Time is an absent one.
+type Time struct{ time.Time }
+
+// UnmarshalText accepts RFC 3339.
+func (t *Time) UnmarshalText(text []byte) error {
+	v, err := time.Parse(time.RFC3339, string(text))
+	if err != nil || !matches(timePattern, string(text)) {
+		return fmt.Errorf("%q is not a time, write for example 2027-02-01T00:00:00Z", text)
+	}
+	t.Time = v.UTC()
+	return nil
+}
+
+// MarshalText returns the time, or nothing for an absent one.
+func (t Time) MarshalText() ([]byte, error) {
+	if t.IsZero() {
+		return nil, nil
+	}
+	return t.AppendFormat(nil, time.RFC3339Nano), nil
 }
 
 // Bytes is a size: "4MiB", "64KiB", "1GiB", "512B" or a plain number of bytes.
