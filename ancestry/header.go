@@ -36,8 +36,11 @@ const (
 //	ev     String, optional, 1 to 128 visible ASCII: the event that did so
 //	more   Boolean, on the last member: older ancestors were cut
 //	depth  Integer, on the first member: the count of all ancestors
+//	wf     String, optional, on the first member: its workflow, wf_ and 20 to 48 letters, digits, - and _
+//	step   String, beside wf: its step there, step_ and the like
 //
-// Other parameters are ignored. Nothing is taken from a header that breaks any
+// Other parameters are ignored, and so are wf and step where they are not that, or
+// one is without the other. Nothing is taken from a header that breaks any
 // of this, is longer than 64 KiB or has more than 64 members. Of a longer chain
 // the nearest MaxAncestors are kept, and More and Depth say so; they are always
 // set together. No header is an empty chain.
@@ -61,6 +64,9 @@ func ParseChain(values []string) (Chain, error) {
 		a, err := parseAncestor(item)
 		if err == nil {
 			err = c.parseExtent(item.Params, i == 0, i == len(list)-1)
+		}
+		if i == 0 {
+			a.parsePlace(item.Params)
 		}
 		if err != nil {
 			return Chain{}, fmt.Errorf("parse ancestry: member %d: %w", i, err)
@@ -120,6 +126,36 @@ func parseAncestor(item httpsfv.Item) (Ancestor, error) {
 		return Ancestor{}, err
 	}
 	return a, a.check()
+}
+
+// parsePlace reads wf and step. They say nothing of who the ancestor is: one that
+// is not as it should be costs nobody a parent.
+func (a *Ancestor) parsePlace(p *httpsfv.Params) {
+	get := func(name string, valid func(string) bool) string {
+		v, _ := p.Get(name)
+		if s, ok := v.(string); ok && valid(s) {
+			return s
+		}
+		return ""
+	}
+	if wf, step := get("wf", ValidWorkflow), get("step", validStep); wf != "" && step != "" {
+		a.Workflow, a.Step = wf, step
+	}
+}
+
+// ValidWorkflow reports whether id is that of a workflow in evidence: wf_ and 20 to
+// 48 letters, digits, - and _.
+func ValidWorkflow(id string) bool { return isPlace(id, "wf_") }
+
+func validStep(id string) bool { return isPlace(id, "step_") }
+
+func isPlace(id, prefix string) bool {
+	const shortest, longest = 20, 48
+	rest, ok := strings.CutPrefix(id, prefix)
+	foreign := func(c rune) bool {
+		return (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '-' && c != '_'
+	}
+	return ok && len(rest) >= shortest && len(rest) <= longest && !strings.ContainsFunc(rest, foreign)
 }
 
 // parseExtent reads more and depth. On any other member than theirs they are
@@ -259,9 +295,12 @@ func (c Chain) Compact() Chain {
 // all that are older.
 func (c Chain) Header() string {
 	members := make([]string, 0, min(len(c.Ancestors), MaxAncestors))
-	for _, a := range c.Ancestors[:cap(members)] {
+	for i, a := range c.Ancestors[:cap(members)] {
 		if a.check() != nil {
 			break
+		}
+		if i > 0 {
+			a.Workflow = "" // of another step than the one that causes what is sent
 		}
 		members = append(members, a.format())
 	}
@@ -304,6 +343,10 @@ func (a Ancestor) format() string {
 	b = append(append(b, ";cause="...), a.Cause...)
 	if a.Event != "" {
 		b = appendString(append(b, ";ev="...), a.Event)
+	}
+	if ValidWorkflow(a.Workflow) && validStep(a.Step) {
+		b = appendString(append(b, ";wf="...), a.Workflow)
+		b = appendString(append(b, ";step="...), a.Step)
 	}
 	return string(b)
 }

@@ -331,6 +331,7 @@ func TestRunIDHeader(t *testing.T) {
 func FuzzParseChain(f *testing.F) {
 	f.Add(member, "")
 	f.Add(member+";depth=9", member+";more")
+	f.Add(member+`;wf="wf_0123456789-0123456789_";step="step_0123456789-0123456789_"`, "")
 	f.Add(list(20), `"a\"b\\";host="\\";wk="https://h/";cause=core.dispatch;ev="e"`)
 	f.Fuzz(func(t *testing.T, a, b string) {
 		c, err := ancestry.ParseChain([]string{a, b})
@@ -365,16 +366,22 @@ func FuzzParseChain(f *testing.F) {
 
 // FuzzFormatAncestor: no text in a chain breaks out of its header.
 func FuzzFormatAncestor(f *testing.F) {
-	f.Add("r", "h", "https://h/x", "a2a-message", "e", 3)
-	f.Add(`"\`, `"\`, "", "core.dispatch", "", 0)
-	f.Fuzz(func(t *testing.T, run, host, wk, cause, ev string, depth int) {
-		a := ancestry.Ancestor{Run: ancestry.RunID(run), Host: host, WellKnown: wk, Cause: ancestry.Cause(cause), Event: ev}
+	f.Add("r", "h", "https://h/x", "a2a-message", "e", 3, "wf_0123456789-0123456789_", "step_0123456789-0123456789_")
+	f.Add(`"\`, `"\`, "", "core.dispatch", "", 0, `wf_";more`, "")
+	f.Fuzz(func(t *testing.T, run, host, wk, cause, ev string, depth int, wf, step string) {
+		a := ancestry.Ancestor{
+			Run: ancestry.RunID(run), Host: host, WellKnown: wk, Cause: ancestry.Cause(cause), Event: ev,
+			Workflow: wf, Step: step,
+		}
 		h := ancestry.Chain{Ancestors: []ancestry.Ancestor{a, a}, Depth: depth}.Header()
 		got, err := ancestry.ParseChain([]string{h})
 		if err != nil {
 			t.Fatalf("ParseChain(%q) = %v", h, err)
 		}
-		for _, g := range got.Ancestors {
+		for i, g := range got.Ancestors {
+			if i > 0 || g.Workflow == "" { // one of the two that can't be is not sent, nor that of an older one
+				a.Workflow, a.Step = "", ""
+			}
 			if g != a {
 				t.Fatalf("%+v became %+v", a, g)
 			}
@@ -384,6 +391,27 @@ func FuzzFormatAncestor(f *testing.F) {
 			t.Fatalf("Run-Id of %q at %q became %q at %q", a.Run, host, id, back)
 		}
 	})
+}
+
+// TestPlace has a step of evidence travel with the caller, and with nobody above.
+func TestPlace(t *testing.T) {
+	const wf, step = "wf_0123456789-0123456789_", "step_0123456789-0123456789_"
+	placed := planner()
+	placed.Workflow, placed.Step = wf, step
+	c, err := ancestry.ParseChain([]string{ancestry.Chain{Ancestors: []ancestry.Ancestor{placed, placed}}.Header()})
+	if err != nil || c.Ancestors[0] != placed || c.Ancestors[1] != planner() {
+		t.Errorf("read %+v, %v", c, err)
+	}
+	for _, params := range []string{
+		`;wf="` + wf + `"`, `;step="` + step + `"`, `;wf="wf_short";step="` + step + `"`, `;wf="` + wf + `";step="` + wf + `"`,
+		`;wf=` + wf + `;step="` + step + `"`, `;wf="` + wf + `";step="` + step + `."`,
+		`;wf="` + wf + strings.Repeat("x", 48) + `";step="` + step + `"`, `;wf=1;step=?1`,
+	} {
+		c, err := ancestry.ParseChain([]string{member + params})
+		if err != nil || len(c.Ancestors) != 1 || c.Ancestors[0].Workflow+c.Ancestors[0].Step != "" {
+			t.Errorf("ParseChain(%s) = %+v, %v, want the ancestor alone", params, c, err)
+		}
+	}
 }
 
 func BenchmarkParseChain(b *testing.B) {

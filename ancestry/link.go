@@ -107,6 +107,11 @@ type Ancestor struct {
 	WellKnown string `json:"wellKnownUrl,omitempty"` // that host's /.well-known/openwop URL, if known
 	Cause     Cause  `json:"cause"`                  // how it started the run below
 	Event     string `json:"event,omitempty"`        // id of the event on its own log that did so, if known
+
+	// Workflow and Step are where it stood in the evidence of its workflow when it did
+	// so. They travel in the header alone, in its first member, and are not stored.
+	Workflow string `json:"-"`
+	Step     string `json:"-"`
 }
 
 // Chain is the ancestry of a run, nearest first: Ancestors[0] is its parent.
@@ -147,6 +152,7 @@ type Link struct {
 	Span       SpanID    `json:"spanId,omitzero"`       // the span the run was handed
 	ParentSpan SpanID    `json:"parentSpanId,omitzero"` // the caller's span
 	Operation  string    `json:"operation,omitempty"`   // "tools/call", "message/send", "POST /chat"
+	Workflow   string    `json:"workflowId,omitempty"`  // what the run belongs to in evidence, where that is made
 	Time       time.Time `json:"time"`                  // when the run was first seen, to the millisecond
 }
 

@@ -44,6 +44,9 @@ func (m *Memory) Record(ctx context.Context, links []Link) error {
 func (m *Memory) recordLocked(l Link) {
 	l.Time = time.UnixMilli(l.Time.UnixMilli()).UTC()
 	l.Chain.Ancestors = slices.Clone(l.Chain.Ancestors)
+	if p := l.Parent(); p != nil {
+		p.Workflow, p.Step = "", "" // as on a disk
+	}
 	byRun := m.findLocked(l.Key())
 	var byAlias *Link
 	if l.Alias != "" {

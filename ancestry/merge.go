@@ -73,6 +73,9 @@ func (l Link) Validate() error {
 	if l.Chain.Depth < 0 || l.Chain.Depth > maxDepth {
 		return fmt.Errorf("depth %d: want 0 to %d", l.Chain.Depth, maxDepth)
 	}
+	if l.Workflow != "" && !ValidWorkflow(l.Workflow) {
+		return fmt.Errorf("workflow %.64q: want wf_ and 20 to 48 letters, digits, - and _", l.Workflow)
+	}
 	if n := max(len(l.Operation), len(l.Evidence), len(l.Reason)); n > 256 {
 		return fmt.Errorf("operation, evidence or reason of %d bytes: want at most 256", n)
 	}
@@ -121,6 +124,9 @@ func (l Link) fill(other Link) Link {
 	}
 	if l.Operation == "" {
 		l.Operation = other.Operation
+	}
+	if l.Workflow == "" {
+		l.Workflow = other.Workflow
 	}
 	return l
 }

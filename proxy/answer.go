@@ -16,6 +16,7 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	}
 	if a.Kind == wire.Request || a.Kind == wire.Notification {
 		x.endTask(a) // a notification may be about any task
+		x.noteState(a)
 		if x.dir == egress {
 			x.followTask(x.calleesTask(a.TaskID), a)
 		}
@@ -63,6 +64,7 @@ func (x *exchange) learnTask(a wire.Answer) {
 		x.asked = nil // a stream may speak of other tasks later
 	}
 	x.noteTask(a.TaskID)
+	x.noteState(a)
 	id, err := x.taskRun(a)
 	if err != nil {
 		return
@@ -82,6 +84,7 @@ func (x *exchange) learnTask(a wire.Answer) {
 	own := x.run != nil && x.run.ID() == id
 	if own && x.dir == ingress {
 		x.own(a.ContextID)
+		x.converse(a.ContextID)
 	}
 	if x.msg.Protocol == wire.MCP && x.dir == egress && x.policy.SessionsPerRun {
 		x.bind(peerTask(x.server, a.TaskID))

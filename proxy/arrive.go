@@ -84,6 +84,7 @@ func (x *exchange) arrive(r *http.Request) {
 	if x.starts {
 		x.bindSessions(r)
 		x.noteIDs(r)
+		x.arriveStep()
 	}
 	x.context.State = x.context.State.With(stateKey, x.p.runs.State(x.run))
 	r.Header[x.policy.RunIDHeader] = []string{string(x.run.ID())}
@@ -233,6 +234,7 @@ func (x *exchange) callersAncestry(r *http.Request) (chain ancestry.Chain, reaso
 			reason = reasonNoAncestry
 		} else {
 			outcome = "adopted"
+			x.carried = carriedPlace(&chain)
 		}
 	}
 	x.p.metrics.ancestry.WithLabelValues(outcome).Inc()

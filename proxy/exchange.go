@@ -18,6 +18,7 @@ import (
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/audit"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
@@ -102,6 +103,10 @@ type exchange struct {
 	whole       bool                  // the answer was read to its end
 	fault       ancestry.HandoffError // why the next hop has not answered
 	told        *wire.Answer          // ingress: what the post tells
+
+	step    *evidence.Step // in the workflow of its run; nil: no evidence is made of it
+	carried evidence.Place // ingress: the step of the caller's that led to it
+	asTask  string         // the task that the step has become
 
 	outcome   outcome
 	status    int        // of the answer

@@ -240,6 +240,7 @@ func (x *exchange) endHandoff() {
 	if x.dir == ingress && x.post != nil && x.told != nil && x.outcome == outcomeAnswered && x.failed == 0 {
 		x.server = x.post.Peer // who has posted is not told by the connection
 		x.followTask(x.calleesTask(x.told.TaskID), *x.told)
+		x.noteState(*x.told)
 	}
 	if !x.undelivered {
 		x.deliver()

@@ -17,6 +17,7 @@ import (
 func (x *exchange) leave(r *http.Request) {
 	found := x.contexts(r)
 	x.attribute(r, found)
+	x.leaveStep()
 	tells := x.tells(r)
 	x.nameAncestry(r, tells)
 	if !tells {
@@ -235,6 +236,10 @@ func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 	a := ancestry.Ancestor{Run: x.run.ID(), Host: x.p.o.HostID, WellKnown: x.p.o.WellKnown, Cause: cause}
 	if ancestry.ValidEvent(event) {
 		a.Event = event
+	}
+	if x.step != nil {
+		place := x.p.o.Evidence.For(x.step, origin(r.URL))
+		a.Workflow, a.Step = place.Workflow, place.Step
 	}
 	x.sent = x.run.Chain.With(a)
 	r.Header[name] = []string{x.sent.Header()}

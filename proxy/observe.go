@@ -114,6 +114,7 @@ func (x *exchange) end(r *http.Request) {
 		x.outcome = outcomeUpstream
 	}
 	x.guard(x.endHandoff)
+	x.guard(x.endStep)
 	x.p.metrics.exchanges.WithLabelValues(string(x.dir), x.protocol(), string(x.outcome)).Inc()
 	switch {
 	case x.outcome == outcomeUpstream:

@@ -29,6 +29,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -77,6 +78,8 @@ type Options struct {
 
 	CA    *CA            // signs for the destinations that Policy.Intercept names; nil: all TLS passes blind
 	Roots *x509.CertPool // whom upstream certificates must lead to; default: the system's
+
+	Evidence *evidence.Minter // signs what was observed; nil: nothing is
 
 	Tracer     trace.TracerProvider  // where our spans go; nil: no spans, span ids are handed on unchanged
 	Registerer prometheus.Registerer // default: metrics are not exposed

@@ -127,6 +127,9 @@ func (p *Proxy) storedRun(ctx context.Context, id ancestry.RunID) *attribution.R
 		First: l.Run, Chain: l.Chain, Trace: l.Trace, Span: l.Span,
 		Operation: l.Operation, Started: l.Time,
 	}
+	if p.o.Evidence != nil {
+		run.Evidence = p.o.Evidence.Resume(l.Run, l.Workflow)
+	}
 	if l.Alias != "" {
 		p.runs.Alias(run, l.Alias)
 	}
@@ -153,6 +156,7 @@ func (x *exchange) startRun(r *http.Request) {
 	if x.p.o.EchoedIDs {
 		x.run.Mentions, x.run.Read = x.mentions(r)
 	}
+	x.openWorkflow()
 	x.p.recall(r.Context(), x.run)
 	if !x.p.runs.Start(x.run) {
 		x.p.metrics.limit(limitRuns)
@@ -160,7 +164,7 @@ func (x *exchange) startRun(r *http.Request) {
 	x.link = ancestry.Link{
 		Run: x.run.First, Chain: x.chain, Evidence: evidence, Reason: x.reason,
 		Trace: x.run.Trace, Span: x.run.Span, ParentSpan: ancestry.SpanID(x.received.SpanID),
-		Operation: x.run.Operation, Time: x.began.UTC().Truncate(time.Millisecond),
+		Operation: x.run.Operation, Workflow: workflowOf(x.run), Time: x.began.UTC().Truncate(time.Millisecond),
 	}
 	if x.reason == reasonFork {
 		x.link.Source, _ = x.pathRun()
@@ -181,7 +185,7 @@ func (x *exchange) alias(id ancestry.RunID) {
 		// is the last chance to say who began it before the replay's are read.
 		older := ancestry.Link{
 			Run: x.run.First, Alias: id, Chain: x.run.Chain, Reason: reasonNoAncestry,
-			Trace: x.run.Trace, Span: x.run.Span, Operation: x.run.Operation, Time: x.run.Started.UTC(),
+			Trace: x.run.Trace, Span: x.run.Span, Operation: x.run.Operation, Workflow: workflowOf(x.run), Time: x.run.Started.UTC(),
 		}
 		if older.Parent() != nil {
 			older.Evidence, older.Reason = ancestry.EvidenceRunAncestry, ""

@@ -108,6 +108,9 @@ func (x *exchange) attributes(r *http.Request) []attribute.KeyValue {
 	if x.evidence != "" {
 		a = append(a, attribute.String("wopproxy.attribution", string(x.evidence)))
 	}
+	if x.step != nil { // on ingress it begins with the run
+		a = append(a, stepAttributes(x.step)...)
+	}
 	for i, said := range a {
 		if text := said.Value.AsString(); len(text) > maxAttribute {
 			a[i] = said.Key.String(strings.Clone(strings.ToValidUTF8(text[:maxAttribute], "")))

@@ -133,7 +133,8 @@ func (p *Proxy) linkSubRun(ctx context.Context, s subRun) subRunOutcome {
 	link := ancestry.Link{
 		Run: s.child, Evidence: ancestry.EvidenceEventLog, Operation: string(s.cause),
 		Trace: parent.Trace, Span: parent.Span, ParentSpan: parent.Span, Time: time.Now().UTC().Truncate(time.Millisecond),
-		Chain: parent.Chain.With(ancestry.Ancestor{Run: parent.ID(), Host: p.o.HostID, WellKnown: p.o.WellKnown, Cause: s.cause}),
+		Chain:    parent.Chain.With(ancestry.Ancestor{Run: parent.ID(), Host: p.o.HostID, WellKnown: p.o.WellKnown, Cause: s.cause}),
+		Workflow: parent.Workflow,
 	}
 	p.o.Recorder.Record(link)
 	if live := p.runs.Known(parent.Run); live != nil && !s.ended {
@@ -168,7 +169,7 @@ func (p *Proxy) startSubRun(l ancestry.Link, parent *attribution.Run) {
 	run := &attribution.Run{
 		First: l.Run, Chain: l.Chain, Trace: l.Trace, Span: l.Span, Flags: parent.Flags,
 		State: parent.State, Baggage: parent.Baggage, Operation: l.Operation, Started: l.Time,
-		Within: append(slices.Clip(parent.Within), parent.First),
+		Within: append(slices.Clip(parent.Within), parent.First), Evidence: parent.Evidence,
 	}
 	if _, ok := p.runs.Restore(run); !ok {
 		p.metrics.limit(limitRuns)

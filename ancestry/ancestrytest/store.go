@@ -165,7 +165,7 @@ func (c contract) comesBack() {
 	})
 	full.Chain.More, full.Chain.Depth = true, 7
 	full.Trace, full.Span, full.ParentSpan = trace(1), ancestry.SpanID{2}, ancestry.SpanID{3}
-	full.Operation = "tools/call"
+	full.Operation, full.Workflow = "tools/call", "wf_f379bbe2-a2fd-8410-a502-84b01b301c71"
 	c.record(full)
 	root := ancestry.Link{Run: "run-2", Reason: "no-evidence", Time: base().Add(-time.Hour)}
 	c.record(root)
@@ -238,6 +238,7 @@ func (c contract) addsUnknown() {
 	c.record(ancestry.Link{Run: "run-1", Time: base()})
 	l := child("run-1", "parent-1", base().Add(time.Second))
 	l.Alias, l.Trace, l.Span, l.Operation = "host-1", trace(1), ancestry.SpanID{1}, "message/send"
+	l.Workflow = "wf_f379bbe2-a2fd-8410-a502-84b01b301c71"
 	c.record(l)
 	l.Time = base()
 	c.want(l, "run-1", "host-1")
@@ -248,9 +249,11 @@ func (c contract) addsUnknown() {
 func (c contract) keepsKnown() {
 	l := child("run-1", "parent-1", base())
 	l.Alias, l.Trace, l.Span, l.Operation = "host-1", trace(1), ancestry.SpanID{1}, "message/send"
+	l.Workflow = "wf_f379bbe2-a2fd-8410-a502-84b01b301c71"
 	c.record(l)
 	other := child("run-1", "parent-2", base().Add(time.Second))
 	other.Alias, other.Trace, other.Span, other.Operation = "host-2", trace(2), ancestry.SpanID{2}, "tools/call"
+	other.Workflow = "wf_4bfd100a-6e51-8af1-b3a3-dc41386f4974"
 	other.Evidence = ancestry.EvidenceTraceID
 	c.record(other)
 	c.record(ancestry.Link{Run: "run-1", Reason: "no-evidence", Time: base()})

@@ -100,7 +100,13 @@ func (s *Store) commit() error {
 		return err
 	}
 	s.applied = s.aging.last
-	s.filled, err = newest.count()
+	return s.measure(newest)
+}
+
+// measure notes how full the newest window is.
+func (s *Store) measure(newest *window) error {
+	links, receipts, err := newest.count()
+	s.filled = links + receipts
 	return err
 }
 

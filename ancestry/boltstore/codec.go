@@ -35,6 +35,7 @@ const (
 	tagDepth      = 10 // uvarint
 	tagAncestor   = 11 // fields; nearest first
 	tagSource     = 12
+	tagWorkflow   = 13
 )
 
 // Tags within an ancestor.
@@ -77,6 +78,7 @@ func appendLink(b []byte, l ancestry.Link) []byte {
 		b = appendField(b, tagParentSpan, string(l.ParentSpan[:]))
 	}
 	b = appendField(b, tagOperation, l.Operation)
+	b = appendField(b, tagWorkflow, l.Workflow)
 	var num [binary.MaxVarintLen64]byte
 	b = appendField(b, tagTime, string(num[:binary.PutVarint(num[:], l.Time.UnixMilli())]))
 	if l.Chain.More {
@@ -139,6 +141,8 @@ func decodeField(l *ancestry.Link, tag byte, v []byte) error {
 		return fixed(l.ParentSpan[:], v)
 	case tagOperation:
 		l.Operation = string(v)
+	case tagWorkflow:
+		l.Workflow = string(v)
 	case tagTime:
 		ms, n := binary.Varint(v)
 		if n != len(v) || n <= 0 {

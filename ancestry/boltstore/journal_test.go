@@ -50,7 +50,7 @@ func crashed(t testing.TB, s *Store) (dir string) {
 func counted(t testing.TB, s *Store) (n int) {
 	t.Helper()
 	for _, w := range *s.windows.Load() {
-		more, err := w.count()
+		more, _, err := w.count()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,5 @@
-// Package boltstore keeps parent links on disk, embedded, in bbolt.
+// Package boltstore keeps parent links, and the receipts of evidence, on disk,
+// embedded, in bbolt.
 //
 // It promises what ancestry.Store does: links that Record has returned for
 // survive kill -9 and power loss, and readers never wait for the writer's disk.
@@ -14,6 +15,9 @@
 // filter before each, and retention unlinks whole files. What is learned of a run after its window has ended is
 // written to the newest file, with all that was known, and hides the older
 // record.
+//
+// Receipts lie in the same windows, so that both are forgotten together. They go
+// there without a journal, many at a time: nobody waits for them.
 //
 // A file that is locked, damaged, foreign or of a newer schema is an error at
 // Open that says what to do. No file is ever replaced, and none makes the
@@ -42,8 +46,8 @@ type Options struct {
 	Window   time.Duration    // span of one file, at least a minute, in whole seconds; default 24 h
 	MaxAge   time.Duration    // Prune forgets windows that ended this long ago; default 720 h
 	Wait     time.Duration    // how long Open waits for another process to let go of Dir; default 100 ms, negative: not at all
-	MaxLinks int              // Prune forgets the oldest windows beyond this many links; default 10 million
-	Fill     int              // links after which a window ends early; default a 64th of MaxLinks, at least 65536
+	MaxLinks int              // Prune forgets the oldest windows beyond this many links and receipts; default 10 million
+	Fill     int              // links and receipts after which a window ends early; default a 64th of MaxLinks, at least 65536
 	Journal  int              // bytes of each of its two files, at least 1024, and what is kept in memory of each; default 512 KiB
 	Delay    time.Duration    // how long a link may be in the journal alone; default 5 s
 	Logger   *slog.Logger     // default: discard
@@ -79,7 +83,10 @@ type Store struct {
 	applying sync.Mutex // held by the one who writes or replaces windows; taken before write
 	aging    *recent    // what is being written to a window, or is to be again; nil if nothing is
 	applied  uint64     // number of the last group of the journal that is in a window
-	filled   int        // links in the newest window
+	filled   int        // links and receipts in the newest window
+	// receiving says that receipts were added and the store was not closed since,
+	// which a mark in the directory says, too.
+	receiving bool
 
 	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
 	fresh   *recent    // what the active segment of the journal holds
@@ -131,6 +138,11 @@ func (s *Store) open() (err error) {
 	if s.lock, err = lockDir(s.o.Dir, s.o.Wait); err != nil {
 		return explain(s.o.Dir, err)
 	}
+	ended, err := s.disorder()
+	if err != nil {
+		s.lock.Close() // releases it
+		return explain(s.o.Dir, err)
+	}
 	s.settled = os.Remove(s.mark()) == nil
 	var windows []*window
 	defer func() {
@@ -166,8 +178,13 @@ func (s *Store) open() (err error) {
 		s.settled = true
 	}
 	s.windows.Store(&windows)
-	if s.filled, err = windows[0].count(); err != nil {
+	if err := s.measure(windows[0]); err != nil {
 		return explain(windows[0].path, err)
+	}
+	if s.receiving {
+		if err := guard(func() error { return windows[0].add(nil, []string{""}, ended) }); err != nil {
+			return explain(windows[0].path, err)
+		}
 	}
 	return s.replay(windows)
 }
@@ -349,8 +366,8 @@ func (s *Store) create(from, now time.Time) (*window, error) {
 }
 
 // Prune forgets windows that ended before MaxAge, then the oldest ones while
-// there are more than MaxLinks links. It never forgets the newest. A link that
-// was completed in a later window counts in both.
+// there are more than MaxLinks links and receipts. It never forgets the newest. A
+// link that was completed in a later window counts in both.
 func (s *Store) Prune(ctx context.Context, now time.Time) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -385,20 +402,20 @@ func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error)
 		unapplied = s.applyLocked(func() error { return s.rotate(now) })
 	}
 	windows := *s.windows.Load()
-	counts, total := make([]int, len(windows)), 0
+	links, receipts, total := make([]int, len(windows)), make([]int, len(windows)), 0
 	for i, w := range windows {
-		if counts[i], err = w.count(); err != nil {
+		if links[i], receipts[i], err = w.count(); err != nil {
 			return nil, 0, err
 		}
-		total += counts[i]
+		total += links[i] + receipts[i]
 	}
 	keep := len(windows)
 	for ; keep > 1; keep-- {
 		if windows[keep-1].end.After(now.Add(-s.o.MaxAge)) && total <= s.o.MaxLinks {
 			break
 		}
-		gone += counts[keep-1]
-		total -= counts[keep-1]
+		gone += links[keep-1]
+		total -= links[keep-1] + receipts[keep-1]
 	}
 	kept := slices.Clone(windows[:keep])
 	s.windows.Store(&kept)
@@ -431,6 +448,9 @@ func (s *Store) Close() error {
 		err = nil
 	}
 	err = errors.Join(err, closeAll(windows), s.journal.close())
+	if err == nil && s.receiving {
+		err = os.Remove(s.receiptsMark())
+	}
 	s.lock.Close() // releases it
 	if err != nil {
 		return fmt.Errorf("close ancestry store: %w", err)

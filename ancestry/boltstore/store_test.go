@@ -292,7 +292,7 @@ func TestFullWindows(t *testing.T) {
 	}
 	var sizes []int
 	for i, w := range *s.windows.Load() {
-		n, err := w.count()
+		n, _, err := w.count()
 		if err != nil {
 			t.Fatal(err)
 		}

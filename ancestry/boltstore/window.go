@@ -25,6 +25,12 @@ var (
 	bucketChildren = []byte("children") // run id of the parent, 0, place of the child → nothing
 	bucketTraces   = []byte("traces")   // trace id, place of the run → nothing
 
+	// Those of evidence are made with the first receipt.
+	bucketReceipts  = []byte("receipts")  // workflow, 0, id of the receipt → record; its sequence counts them
+	bucketWorkflows = []byte("workflows") // run id → workflow
+	bucketLost      = []byte("lost")      // workflow → nothing: receipts of it were lost
+	bucketBreaks    = []byte("breaks")    // milliseconds since 1970 → nothing: any workflow then at work may have lost some
+
 	keyMagic  = []byte("magic")
 	keySchema = []byte("schema")
 	keyEnd    = []byte("end") // when the window is over, as RFC 3339
@@ -262,15 +268,18 @@ func (w *window) check(tx *bolt.Tx, size int64) (err error) {
 	return err
 }
 
-// count returns the number of links in w.
-func (w *window) count() (n int, err error) {
+// count returns the number of links in w, and of receipts.
+func (w *window) count() (links, receipts int, err error) {
 	err = guard(func() error {
 		return w.db.View(func(tx *bolt.Tx) error {
-			n = int(tx.Bucket(bucketLinks).Sequence())
+			links = int(tx.Bucket(bucketLinks).Sequence())
+			if b := tx.Bucket(bucketReceipts); b != nil {
+				receipts = int(b.Sequence())
+			}
 			return nil
 		})
 	})
-	return n, err
+	return links, receipts, err
 }
 
 // applied returns the number of the last group that is here, or older, if that is

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/evidence"
 )
 
 // Options bounds a Table. The zero value of each field means its default.
@@ -54,6 +55,8 @@ type Run struct {
 	// Within are the first ids of the runs of this host that it works inside of,
 	// in what they were handed: a call that bears their context may be its own.
 	Within []ancestry.RunID
+	// Evidence is where it stands in its workflow; nil: no evidence is made.
+	Evidence *evidence.Run
 
 	alias atomic.Pointer[ancestry.RunID]
 	entry // where it stands in the table that holds it

@@ -1,0 +1,53 @@
+package evidence
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// dropReason says why a receipt was not kept.
+type dropReason string
+
+const (
+	dropQueueFull  dropReason = "queue_full"  // too many wait already
+	dropInvalid    dropReason = "invalid"     // it would not be accepted, so it was not signed
+	dropStopped    dropReason = "stopped"     // the exchange ended after the end of Run
+	dropStoreError dropReason = "store_error" // the last attempt at the end of Run failed
+)
+
+// The bounds that can be hit.
+const (
+	limitParents  = "parents"  // a step has more than are named
+	limitStates   = "states"   // a task has come to more than are told of one step
+	limitContexts = "contexts" // the workflow of a conversation was forgotten for another's
+	limitTasks    = "tasks"    // the step of a task was forgotten for another's
+)
+
+type metrics struct {
+	receipts prometheus.Counter
+	dropped  *prometheus.CounterVec // reason
+	limits   *prometheus.CounterVec // limit
+}
+
+func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
+	m := metrics{
+		receipts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "wopproxy_evidence_receipts_total", Help: "Receipts that were signed and stored.",
+		}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "wopproxy_evidence_dropped_total", Help: "Receipts that were not stored; their workflow gets no summary.",
+		}, []string{"reason"}),
+		limits: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "wopproxy_evidence_limit_hits_total", Help: "Bounds on what receipts tell that were reached.",
+		}, []string{"limit"}),
+	}
+	for _, r := range []dropReason{dropQueueFull, dropInvalid, dropStopped, dropStoreError} {
+		m.dropped.WithLabelValues(string(r))
+	}
+	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks} {
+		m.limits.WithLabelValues(l)
+	}
+	if reg != nil {
+		reg.MustRegister(m.receipts, m.dropped, m.limits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "wopproxy_evidence_queue_length", Help: "Receipts that wait to be signed and stored.",
+		}, func() float64 { return float64(queued()) }))
+	}
+	return m
+}

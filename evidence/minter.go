@@ -1,0 +1,330 @@
+package evidence
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
+)
+
+// Privacy is how much receipts tell.
+type Privacy string
+
+// The modes.
+const (
+	Strict   Privacy = "strict"   // no tool, no trace, no caller; ids of their own for each audience
+	Balanced Privacy = "balanced" // the kind of a call, its trace, and pseudonyms
+	Open     Privacy = "open"     // and the name of the tool
+)
+
+// Key is a key of the issuer. One that has signed needs no private half any more.
+type Key struct {
+	peac.Rotation
+	Private ed25519.PrivateKey
+}
+
+// Options configure a Minter. Issuer, Host, Keys, IDKey and Store are required.
+type Options struct {
+	Issuer  string  // an https:// origin in its one form, or a DID
+	Host    string  // the host's stable id
+	Keys    []Key   // in the order in which they sign; at least the last has a private half
+	IDKey   []byte  // 32 secret bytes that ids are derived with; no signing key
+	Privacy Privacy // default Balanced
+	Store   Store
+
+	Queue  int              // receipts that may wait to be signed and stored; default 8192
+	States int              // states of a task that are told of one step, at most; default 32
+	Names  int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
+	Now    func() time.Time // default time.Now
+
+	Registerer prometheus.Registerer // default: metrics are not exposed
+	Logger     *slog.Logger          // default: discard
+}
+
+// Minter makes the receipts of one issuer. Its methods may be called concurrently.
+type Minter struct {
+	o        Options
+	names    peac.Namer     // of who is of no tenant
+	signers  []*peac.Signer // by Options.Keys; nil: it signs no more
+	ring     peac.KeyRing
+	contexts *memory[string] // workflows, by contextId
+	tasks    *memory[*Step]
+	metrics  metrics
+	queue    chan *entry
+
+	mu      sync.Mutex
+	stopped bool            // nothing is taken any more
+	open    int             // steps that have begun and not ended
+	lost    map[string]bool // workflows that have lost receipts, for the store to know
+}
+
+// entry is a receipt to be signed.
+type entry struct {
+	step  *Step
+	o     Observed
+	state string // of the task; empty: the step has ended
+}
+
+// New checks o and returns a Minter. Nothing is signed until Run is called.
+func New(o Options) (*Minter, error) {
+	if o.Host == "" || o.Store == nil || len(o.Keys) == 0 {
+		return nil, errors.New("evidence: Host, Keys and Store are required")
+	}
+	o.Privacy = cmp.Or(o.Privacy, Balanced)
+	o.Queue = cmp.Or(o.Queue, 8192)
+	o.States = cmp.Or(o.States, 32)
+	o.Names = cmp.Or(o.Names, 10_000)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}}
+	var err error
+	if m.names, err = peac.NewNamer(o.IDKey, o.Issuer); err != nil {
+		return nil, fmt.Errorf("evidence: %w", err)
+	}
+	for _, k := range o.Keys {
+		if len(k.Private) > 0 && bytes.Equal(k.Private.Seed(), o.IDKey) {
+			return nil, fmt.Errorf("evidence: the key for ids is the signing key %.64q: make another", k.KeyID)
+		}
+		var s *peac.Signer
+		if len(k.Private) > 0 {
+			if s, err = peac.NewSigner(o.Issuer, k.KeyID, k.Private); err != nil {
+				return nil, fmt.Errorf("evidence: %w", err)
+			}
+		}
+		m.signers, m.ring = append(m.signers, s), append(m.ring, k.Rotation)
+	}
+	if _, err := m.signer(o.Now()); err != nil {
+		return nil, err
+	}
+	m.metrics = newMetrics(o.Registerer, func() int { return len(m.queue) })
+	m.contexts = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitContexts))
+	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
+	return m, nil
+}
+
+// Ring returns the keys of the issuer.
+func (m *Minter) Ring() peac.KeyRing { return slices.Clone(m.ring) }
+
+// signer returns who signs at a time.
+func (m *Minter) signer(at time.Time) (*peac.Signer, error) {
+	k, err := m.ring.Signing(at)
+	if err != nil {
+		return nil, fmt.Errorf("evidence: %w", err)
+	}
+	i := slices.IndexFunc(m.ring, func(r peac.Rotation) bool { return r.KeyID == k.KeyID })
+	if m.signers[i] == nil {
+		return nil, fmt.Errorf("evidence: key %.64q is to sign, and its private half is not there", k.KeyID)
+	}
+	return m.signers[i], nil
+}
+
+// State tells that the task of a step has come to a state. One that it had last is
+// not told again, nor more than Options.States of them.
+func (m *Minter) State(s *Step, state string, o Observed) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if state == s.state {
+		return
+	}
+	if s.states == m.o.States {
+		m.metrics.limits.WithLabelValues(limitStates).Inc()
+		return
+	}
+	s.state = state
+	s.states++
+	o.Outcome = Ongoing
+	m.takeLocked(&entry{s, o, state})
+}
+
+// End tells how the exchange of a step has ended. Only the first call counts.
+func (m *Minter) End(s *Step, o Observed) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.ended {
+		return
+	}
+	s.ended = true
+	m.open--
+	m.takeLocked(&entry{s, o, ""})
+}
+
+// takeLocked queues e, or drops it.
+func (m *Minter) takeLocked(e *entry) {
+	if m.stopped {
+		m.dropLocked(e, dropStopped)
+		return
+	}
+	select {
+	case m.queue <- e:
+	default:
+		m.dropLocked(e, dropQueueFull)
+	}
+}
+
+func (m *Minter) dropLocked(e *entry, why dropReason) {
+	m.metrics.dropped.WithLabelValues(string(why)).Inc()
+	m.loseLocked(e.step.Workflow)
+}
+
+// maxLost bounds the workflows that the store is still to hear of. Beyond it, all
+// that are at work count as those that have lost something.
+const maxLost = 10_000
+
+func (m *Minter) loseLocked(workflow string) {
+	if len(m.lost) >= maxLost {
+		m.lost = map[string]bool{"": true}
+	}
+	m.lost[workflow] = true
+}
+
+// Run signs and stores what is observed until ctx ends, then what is left, and
+// returns. A store that fails is tried again, less and less often; what comes
+// meanwhile waits as long as there is room. Run must be called once.
+func (m *Minter) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case e := <-m.queue:
+			m.keep(ctx, m.batch(e))
+		case <-ctx.Done():
+		}
+	}
+	m.mu.Lock()
+	m.stopped = true
+	if m.open > 0 { // they will end when nobody listens
+		m.loseLocked("")
+	}
+	m.mu.Unlock()
+	for {
+		select {
+		case e := <-m.queue:
+			m.keep(ctx, m.batch(e))
+			continue
+		default:
+		}
+		m.keep(ctx, nil)
+		return
+	}
+}
+
+// maxBatch bounds what is stored at once.
+const maxBatch = 256
+
+// batch returns e and what waits behind it.
+func (m *Minter) batch(e *entry) []*entry {
+	batch := []*entry{e}
+	for len(batch) < maxBatch {
+		select {
+		case e := <-m.queue:
+			batch = append(batch, e)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// keep signs a batch and stores it, with what was lost so far.
+func (m *Minter) keep(ctx context.Context, batch []*entry) {
+	receipts := make([]Receipt, 0, len(batch))
+	for _, e := range batch {
+		r, err := m.sign(e)
+		if err != nil {
+			m.o.Logger.Error("receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "err", err)
+			m.mu.Lock()
+			m.dropLocked(e, dropInvalid)
+			m.mu.Unlock()
+			continue
+		}
+		receipts = append(receipts, r)
+	}
+	lost := m.takeLost()
+	if len(receipts)+len(lost) == 0 {
+		return
+	}
+	if err := m.store(ctx, receipts, lost); err != nil {
+		m.o.Logger.Error("receipts lost", "receipts", len(receipts), "err", err)
+		m.metrics.dropped.WithLabelValues(string(dropStoreError)).Add(float64(len(receipts)))
+		return
+	}
+	m.metrics.receipts.Add(float64(len(receipts)))
+}
+
+// sign returns the receipt of e.
+func (m *Minter) sign(e *entry) (Receipt, error) {
+	now := m.o.Now()
+	signer, err := m.signer(now)
+	if err != nil {
+		return Receipt{}, err
+	}
+	s := e.step
+	c := m.claims(e, now)
+	jws, err := signer.Sign(c)
+	if err != nil {
+		return Receipt{}, err
+	}
+	s.prev = peac.ReceiptRef(jws)
+	m.o.Logger.Debug("receipt signed", "peac_workflow_id", s.Workflow, "peac_step_id", s.Step, "peac_receipt_ref", s.prev, "trace_id", traceOf(e))
+	r := Receipt{ID: c.ID, Workflow: s.Workflow, Step: s.Step, Exchange: s.exchange, JWS: jws}
+	if s.run != nil {
+		r.Run = s.run.id
+	}
+	if s.carried {
+		r.External = s.parentIDs()
+	}
+	return r, nil
+}
+
+// traceOf is the trace of an exchange, for the log.
+func traceOf(e *entry) string {
+	if e.o.Trace == (ancestry.TraceID{}) {
+		return ""
+	}
+	return e.o.Trace.String()
+}
+
+func (m *Minter) takeLost() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.lost) == 0 {
+		return nil
+	}
+	lost := slices.Sorted(maps.Keys(m.lost))
+	m.lost = map[string]bool{}
+	return lost
+}
+
+// Back-off between attempts at a store that fails.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 5 * time.Second
+)
+
+// store adds to the store, or gives up when an attempt fails after ctx has ended.
+func (m *Minter) store(ctx context.Context, receipts []Receipt, lost []string) error {
+	for wait := minBackoff; ; wait = min(2*wait, maxBackoff) {
+		last := ctx.Err() != nil
+		err := m.o.Store.Add(context.WithoutCancel(ctx), receipts, lost)
+		if err == nil || last {
+			return err
+		}
+		m.o.Logger.WarnContext(ctx, "store receipts failed", "receipts", len(receipts), "retry", wait.String(), "err", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+}

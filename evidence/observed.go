@@ -1,0 +1,213 @@
+package evidence
+
+import (
+	"cmp"
+	"strconv"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
+)
+
+// Outcome says how an exchange ended.
+type Outcome string
+
+// The outcomes.
+const (
+	OK            Outcome = "ok"
+	ProtocolError Outcome = "protocol_error" // the answer was an error
+	Rejected      Outcome = "rejected"       // by this proxy
+	Timeout       Outcome = "timeout"
+	Cancelled     Outcome = "cancelled" // by the caller
+	Unreachable   Outcome = "unreachable"
+	Ongoing       Outcome = "ongoing" // the task that it became goes on
+)
+
+// The directions and protocols of an exchange.
+const (
+	Ingress = "ingress"
+	Egress  = "egress"
+
+	MCP  = "mcp"
+	A2A  = "a2a"
+	HTTP = "http"
+)
+
+// Observed is what was seen of an exchange when it ended.
+type Observed struct {
+	Direction string // Ingress or Egress
+	Protocol  string // MCP, A2A or HTTP
+	Method    string // of the protocol
+	Target    string // of MCP: the name of the tool or prompt
+	Outcome   Outcome
+	Status    int    // of HTTP; 0: there was none
+	Code      string // of an answer that is an error; other than a number it is left out
+	Evidence  ancestry.Evidence
+	Trace     ancestry.TraceID // the context that the exchange had on the wire
+	Span      ancestry.SpanID
+	Caller    string // hostId of who called, where that is known
+	Callee    string // who was called: its hostId, where that is known, or its origin
+	Ended     time.Time
+}
+
+// progress is the type of a receipt about a step that goes on, and the group that
+// says how.
+const progress = "dev.wopproxy/progress"
+
+// progressGroup is the value of the group.
+type progressGroup struct {
+	V     int    `json:"v"` // 1
+	State string `json:"state"`
+}
+
+// claims returns what is to be signed of e.
+func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
+	s, o := e.step, &e.o
+	id := s.id
+	if e.state != "" {
+		id = peac.NewReceiptID(o.Ended)
+	}
+	c := peac.Claims{
+		Kind: peac.Evidence, Type: m.typeOf(e), ID: id, IssuedAt: issued.Unix(),
+		OccurredAt: instant(o.Ended),
+		Extensions: map[string]any{
+			peac.WorkflowGroup:    m.place(s, o),
+			peac.CorrelationGroup: m.correlation(s, o),
+			peac.ExchangeGroup:    exchange(s, o),
+		},
+	}
+	if o.Ended.Unix() > c.IssuedAt { // the clock was set back meanwhile
+		c.IssuedAt = o.Ended.Unix()
+	}
+	switch c.Type {
+	case progress:
+		c.Extensions[progress] = progressGroup{1, e.state}
+	case peac.AccessDecision:
+		c.Extensions[peac.AccessGroup] = peac.Access{
+			Resource: m.names.HostRef("", m.o.Host), Action: cmp.Or(kindOf(o), o.Protocol), Decision: "deny",
+		}
+	case peac.ExchangeGroup:
+	default:
+		c.Extensions[peac.ActionGroup] = m.action(s, o, c.Type)
+	}
+	return c
+}
+
+// typeOf says what was observed. What is neither of MCP nor of A2A has no type of
+// PEAC's.
+func (m *Minter) typeOf(e *entry) string {
+	switch o := &e.o; {
+	case e.state != "":
+		return progress
+	case o.Outcome == Rejected:
+		return peac.AccessDecision
+	case o.Protocol != MCP && o.Protocol != A2A:
+		return peac.ExchangeGroup
+	case o.Outcome == Timeout:
+		return peac.ActionTimedOut
+	case o.Outcome == Cancelled:
+		return peac.ActionCancelled
+	case o.Protocol == A2A && o.Direction == Egress:
+		return peac.ActionDelegated
+	}
+	return peac.ActionInvoked
+}
+
+func (m *Minter) action(s *Step, o *Observed, receiptType string) peac.AgentAction {
+	a := peac.NewAgentAction(receiptType, m.names.HostRef("", m.o.Host), "ref:"+s.Step, instant(o.Ended))
+	if receiptType == peac.ActionDelegated {
+		a.DelegatedToRef = m.names.HostRef("", cmp.Or(o.Callee, "unknown"))
+	}
+	if o.Caller != "" && m.o.Privacy != Strict {
+		a.CallerRef = m.names.HostRef("", o.Caller)
+	}
+	return a
+}
+
+func (m *Minter) place(s *Step, o *Observed) peac.WorkflowContext {
+	w := peac.WorkflowContext{WorkflowID: s.Workflow, StepID: s.Step, ParentStepIDs: s.parentIDs(), PrevReceiptHash: s.prev}
+	if o.Protocol == MCP || o.Protocol == A2A {
+		w.Framework = o.Protocol
+	}
+	if s.opened != "" {
+		w.OrchestratorReceiptRef = "jti:" + s.opened
+	}
+	switch m.o.Privacy {
+	case Balanced:
+		w.ToolName = kindOf(o)
+	case Open:
+		w.ToolName = toolOf(o)
+	}
+	return w
+}
+
+func (s *Step) parentIDs() []string {
+	ids := make([]string, len(s.parents))
+	for i, p := range s.parents {
+		ids[i] = p.step
+	}
+	return ids
+}
+
+func (m *Minter) correlation(s *Step, o *Observed) peac.Correlation {
+	c := peac.Correlation{WorkflowID: s.Workflow}
+	if m.o.Privacy != Strict {
+		if !o.Trace.IsZero() {
+			c.TraceID = o.Trace.String()
+		}
+		if !o.Span.IsZero() {
+			c.SpanID = o.Span.String()
+		}
+	}
+	if n := len(s.parents); n > 0 {
+		c.ParentJTI = s.parents[n-1].receipt
+	}
+	return c
+}
+
+func exchange(s *Step, o *Observed) peac.Exchange {
+	x := peac.Exchange{
+		V: 1, Direction: o.Direction, Protocol: o.Protocol, Outcome: string(o.Outcome),
+		DurationMS: max(o.Ended.Sub(s.began).Milliseconds(), 0), Evidence: string(o.Evidence),
+	}
+	if o.Status >= 100 && o.Status < 600 {
+		x.Status = o.Status
+	}
+	if n, err := strconv.ParseInt(o.Code, 10, 64); err == nil && n > -1<<53 && n < 1<<53 {
+		x.RPCCode = &n
+	}
+	return x
+}
+
+// kindOf names the kind of a call, which tells nothing of its contents.
+func kindOf(o *Observed) string {
+	switch o.Method {
+	case "tools/call":
+		return "tool_call"
+	case "resources/read":
+		return "resource_read"
+	case "prompts/get":
+		return "prompt_get"
+	}
+	if o.Protocol == A2A {
+		return "agent_task"
+	}
+	return ""
+}
+
+// toolOf is the name of the tool or prompt, if a receipt may bear it. What names a
+// resource may be anything.
+func toolOf(o *Observed) string {
+	const bound = 256
+	named := o.Method == "tools/call" || o.Method == "prompts/get"
+	if !named || o.Target == "" || !utf8.ValidString(o.Target) || len(utf16.Encode([]rune(o.Target))) > bound {
+		return kindOf(o)
+	}
+	return o.Target
+}
+
+// instant is the form of times in receipts: whole seconds, which are never after
+// what was issued in the same one.
+func instant(t time.Time) string { return t.UTC().Truncate(time.Second).Format(time.RFC3339) }

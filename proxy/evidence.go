@@ -1,0 +1,189 @@
+package proxy
+
+import (
+	"net/url"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/evidence"
+	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
+	"github.com/wopproxy/wopproxy/proxy/internal/wire"
+)
+
+// Each exchange that starts work is a step in the workflow of its run, where
+// evidence is made. The step is named when the exchange begins, for the callee to
+// name as its cause, and told of when it has ended and nobody waits any more.
+
+// carriedPlace takes the caller's step out of a chain, where it would go on to those
+// that it did not lead to.
+func carriedPlace(c *ancestry.Chain) evidence.Place {
+	p := c.Parent()
+	place := evidence.Place{Workflow: p.Workflow, Step: p.Step}
+	p.Workflow, p.Step = "", ""
+	return place
+}
+
+// openWorkflow says which workflow the run belongs to that begins with the exchange.
+func (x *exchange) openWorkflow() {
+	if x.p.o.Evidence == nil {
+		return
+	}
+	if x.chain.Parent() == nil {
+		x.carried = evidence.Place{}
+	}
+	from := evidence.Origin{Carried: x.carried}
+	if len(x.msg.ContextID) >= unlikely {
+		from.Context = x.msg.ContextID
+	}
+	x.run.Evidence = x.p.o.Evidence.Open(x.run.First, from)
+}
+
+// workflowOf is the workflow that a run belongs to; "" where no evidence is made.
+func workflowOf(run *attribution.Run) string {
+	if run.Evidence == nil {
+		return ""
+	}
+	return run.Evidence.Workflow
+}
+
+// converse ties a conversation that the host has named to the workflow of the run.
+func (x *exchange) converse(contextID string) {
+	if m := x.p.o.Evidence; m != nil && x.run.Evidence != nil && len(contextID) >= unlikely {
+		m.Converse(x.run.Evidence, contextID)
+	}
+}
+
+// evidenceOf is what evidence knows of the run of the exchange; nil: it has none.
+func (x *exchange) evidenceOf() *evidence.Run {
+	switch {
+	case x.run == nil:
+		return nil
+	case x.run.Evidence == nil: // the host's word is all there is of it
+		return x.p.o.Evidence.Resume(x.run.First, "")
+	}
+	return x.run.Evidence
+}
+
+// arriveStep begins the step of a request that starts, or goes on with, a run.
+func (x *exchange) arriveStep() {
+	if x.p.o.Evidence == nil {
+		return
+	}
+	x.step = x.p.o.Evidence.Arrive(x.evidenceOf(), x.carried, x.began)
+	if x.span != nil {
+		x.span.SetAttributes(stepAttributes(x.step)...)
+	}
+}
+
+// leaveStep begins the step of a call that starts work elsewhere.
+func (x *exchange) leaveStep() {
+	if x.p.o.Evidence != nil && x.dispatches() {
+		x.step = x.p.o.Evidence.Leave(x.evidenceOf(), x.began)
+	}
+}
+
+// noteState tells of the state of a task, in the step whose call has become it.
+func (x *exchange) noteState(a wire.Answer) {
+	m := x.p.o.Evidence
+	if m == nil || a.TaskID == "" || a.State == "" {
+		return
+	}
+	if x.step != nil && x.asTask == "" { // a stream may speak of other tasks later
+		x.asTask = a.TaskID
+	}
+	own := x.step
+	if x.asTask != a.TaskID {
+		own = nil
+	}
+	if len(a.TaskID) >= unlikely { // else a task of the same name may have been before
+		own = m.Task(x.server+"\x00"+a.TaskID, own)
+	}
+	if own != nil {
+		m.State(own, string(a.State), x.observed())
+	}
+}
+
+// endStep tells how the exchange has ended.
+func (x *exchange) endStep() {
+	m := x.p.o.Evidence
+	if m == nil {
+		return
+	}
+	if x.step == nil && x.starts && x.outcome == outcomeRefused { // before it was of any run
+		x.step = m.Arrive(nil, x.carried, x.began)
+	}
+	if x.step != nil {
+		m.End(x.step, x.observed())
+	}
+}
+
+// observed is what was seen of the exchange.
+func (x *exchange) observed() evidence.Observed {
+	o := evidence.Observed{
+		Direction: evidence.Ingress, Protocol: evidence.HTTP, Method: x.msg.Method, Target: x.msg.Target,
+		Outcome: x.outcomeOfStep(), Status: x.status, Code: x.errorCode, Evidence: x.evidence,
+		Trace: ancestry.TraceID(x.context.TraceID), Span: ancestry.SpanID(x.context.SpanID), Ended: time.Now(),
+	}
+	switch x.msg.Protocol {
+	case wire.MCP:
+		o.Protocol = evidence.MCP
+	case wire.A2A:
+		o.Protocol = evidence.A2A
+	}
+	if x.dir == egress {
+		o.Direction, o.Callee = evidence.Egress, x.child.Host
+		if o.Callee == "" {
+			o.Callee = origin(x.out.URL)
+		}
+		return o
+	}
+	if p := x.chain.Parent(); p != nil {
+		o.Caller, o.Evidence = p.Host, ancestry.EvidenceRunAncestry
+	}
+	return o
+}
+
+// outcomeOfStep says how the exchange has ended, as receipts do.
+func (x *exchange) outcomeOfStep() evidence.Outcome {
+	switch {
+	case x.outcome == outcomeRefused, x.outcome == outcomeUpstream && x.fault == ancestry.HandoffRefused:
+		return evidence.Rejected
+	case x.outcome == outcomeUpstream && x.fault == ancestry.HandoffTimeout:
+		return evidence.Timeout
+	case x.outcome == outcomeUpstream:
+		return evidence.Unreachable
+	case x.outcome == outcomeClient, lapsed(x.errorCode):
+		return evidence.Cancelled
+	case x.errorCode != "" || x.failed != 0:
+		return evidence.ProtocolError
+	case x.stays || x.resumable():
+		return evidence.Ongoing
+	case x.streamed && !x.answered:
+		return evidence.Unreachable // it broke off
+	}
+	return evidence.OK
+}
+
+// origin is where a request goes to, in the one form that names it: lower case,
+// without the port that the scheme implies.
+func origin(u *url.URL) string {
+	if u == nil { // a line has no destination
+		return ""
+	}
+	host := strings.ToLower(u.Host)
+	switch u.Scheme {
+	case "http":
+		host = strings.TrimSuffix(host, ":80")
+	case "https":
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return u.Scheme + "://" + host
+}
+
+// stepAttributes are those of PEAC's conventions for spans.
+func stepAttributes(s *evidence.Step) []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("peac.workflow_id", s.Workflow), attribute.String("peac.step_id", s.Step)}
+}
