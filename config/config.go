@@ -336,14 +336,15 @@ type Bolt struct {
 	Journal Bytes `yaml:"journal" min:"64KiB" max:"64MiB" restart:"yes"`
 }
 
-// Retention is when links are forgotten. A forgotten run is answered like one
-// that never was.
+// Retention is when links are forgotten, and the receipts of evidence with them. A
+// forgotten run is answered like one that never was.
 type Retention struct {
 	// Age is how long a link is kept at least. Default 720h; 1h to 87600h. A
 	// change needs a restart.
 	Age Duration `yaml:"age" min:"1h" max:"87600h" restart:"yes"`
-	// Links is how many are kept: while there are more, the oldest file of links
-	// goes, whatever its age, but never the newest. They are counted once a minute.
+	// Links is how many are kept, receipts counted with them: while there are more,
+	// the oldest file of links goes, whatever its age, but never the newest. They are
+	// counted once a minute.
 	// A file has a day of links, or a 64th of this number (but at least 65536) if a
 	// day brings more. Default 10000000; 1000 to 1000000000. A change needs a
 	// restart.

@@ -20,6 +20,7 @@ type secrets struct {
 	bearer string // ancestry.auth.bearer
 	egress string // egress.credentials.secret
 	watch  string // executionModel.watch.credential
+	idKey  string // evidence.idKey
 	otlp   map[string]string
 }
 
@@ -40,6 +41,7 @@ func readSecrets(c *config.Config, env lookupEnv) (*secrets, error) {
 		bearer: read("ancestry.auth.bearer", c.Ancestry.Auth.Bearer),
 		egress: read("egress.credentials.secret", c.Egress.Credentials.Secret),
 		watch:  read("executionModel.watch.credential", c.ExecutionModel.Watch.Credential),
+		idKey:  read("evidence.idKey", c.Evidence.IDKey),
 		otlp:   map[string]string{},
 	}
 	for name, secret := range c.Tracing.OTLP.Headers {
@@ -63,7 +65,7 @@ func (s *sidecar) proxyOptions(c *config.Config) proxy.Options {
 		MaxTasks: c.Limits.Tasks, MaxHandoffs: c.Limits.Handoffs, HandoffTTL: c.Limits.HandoffTTL.Duration, TaskTTL: c.Tracing.TaskTTL.Duration,
 		Restarted:    s.restarted(),
 		SingleFlight: c.Attribution.SingleFlight, EchoedIDs: c.Attribution.EchoedIDs,
-		CA: s.trust.ca, Roots: s.trust.roots,
+		CA: s.trust.ca, Roots: s.trust.roots, Evidence: s.minter,
 		Registerer: s.metrics, Logger: s.log,
 	}
 	if s.tracing != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/config"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy"
 )
 
@@ -40,6 +41,7 @@ type sidecar struct {
 	reloads  reloadMetrics
 	store    ancestry.Store
 	recorder *ancestry.Recorder
+	minter   *evidence.Minter         // nil: no evidence
 	tracing  *sdktrace.TracerProvider // nil: no spans
 	trust    trust
 	proxy    *proxy.Proxy
@@ -129,6 +131,9 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 	}
 	s.countFullJournal()
 	s.recorder = ancestry.NewRecorder(s.store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
+	if s.minter, err = s.newMinter(c, sec); err != nil {
+		return err
+	}
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
 		return err
 	}
@@ -169,6 +174,7 @@ func (s *sidecar) run(ctx context.Context) error {
 		return serve(ctx, s.health, healthHandler(s.metrics, s.ready), s.adminServer())
 	})
 	recorder := begin(late, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
+	minter := begin(late, s.mint)
 	pruner := begin(late, s.prune)
 	traffic := begin(late, func(ctx context.Context) error { return s.serveTraffic(ctx, c) })
 	reloader := begin(ctx, s.watch())
@@ -189,9 +195,17 @@ func (s *sidecar) run(ctx context.Context) error {
 	case <-traffic.done: // a listener has failed
 		s.draining.Store(true)
 	}
-	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop(), health.stop())
+	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), minter.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop(), health.stop())
 	s.log.InfoContext(ctx, "stopped")
 	return err
+}
+
+// mint signs evidence until ctx ends, and then what is left.
+func (s *sidecar) mint(ctx context.Context) error {
+	if s.minter != nil {
+		s.minter.Run(ctx)
+	}
+	return nil
 }
 
 // addresses says where the host is served, for the log.

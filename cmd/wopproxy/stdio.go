@@ -180,6 +180,7 @@ func (s *sidecar) background(ctx context.Context) (stop func()) {
 		recording = over
 	}
 	recorder := begin(recording, func(ctx context.Context) error { s.recorder.Run(ctx); return nil })
+	minter := begin(late, s.mint)
 	pruner := begin(late, func(ctx context.Context) error {
 		s.pruneAt(ctx, time.Now()) // servers may not live for an hour
 		return s.prune(ctx)
@@ -194,7 +195,7 @@ func (s *sidecar) background(ctx context.Context) (stop func()) {
 		s.draining.Store(true)
 		flush, cancel := context.WithTimeout(late, 2*time.Second)
 		defer cancel()
-		if err := errors.Join(recorder.stop(), pruner.stop(), s.flushSpans(flush), s.store.Close(), admin.stop()); err != nil {
+		if err := errors.Join(recorder.stop(), minter.stop(), pruner.stop(), s.flushSpans(flush), s.store.Close(), admin.stop()); err != nil {
 			s.log.WarnContext(ctx, "not all could be finished", "err", err)
 		}
 	}

@@ -1,0 +1,205 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
+	"github.com/wopproxy/wopproxy/evidence"
+)
+
+// receipt is the nth of a workflow, of an exchange that began n seconds after at.
+func receipt(workflow string, n int, run ancestry.RunID, at time.Time) evidence.Receipt {
+	return evidence.Receipt{
+		ID: peac.NewReceiptID(at.Add(time.Duration(n) * time.Second)), Workflow: workflow, Step: fmt.Sprintf("step_%020d", n),
+		Run: run, Exchange: fmt.Sprint("exchange ", n), External: []string{"step_of-a-peer-0123456789"}, JWS: fmt.Sprintf("e30.%d.sig", n),
+	}
+}
+
+const (
+	workflowA = "wf_aaaaaaaaaaaaaaaaaaaaaaaa"
+	workflowB = "wf_aaaaaaaaaaaaaaaaaaaaaaab"
+)
+
+// pages reads all receipts of a workflow, so many at once.
+func pages(t *testing.T, s evidence.Store, workflow string, limit int) (all []evidence.Receipt) {
+	t.Helper()
+	for after := ""; ; {
+		page, next, err := s.Receipts(t.Context(), workflow, after, limit)
+		if err != nil || len(page) > limit {
+			t.Fatalf("Receipts = %d of %d, %v", len(page), limit, err)
+		}
+		all = append(all, page...)
+		if next == "" {
+			return all
+		}
+		after = next
+	}
+}
+
+func wantWhole(t *testing.T, s evidence.Store, workflow string, want bool) {
+	t.Helper()
+	if got, err := s.Whole(t.Context(), workflow); got != want || err != nil {
+		t.Errorf("Whole(%s) = %v, %v, want %v", workflow, got, err, want)
+	}
+}
+
+// TestReceipts holds both stores to what evidence.Store promises.
+func TestReceipts(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) evidence.Store{
+		"memory": func(*testing.T) evidence.Store { return evidence.NewMemory() },
+		"bolt": func(t *testing.T) evidence.Store {
+			s, err := Open(Options{Dir: t.TempDir()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Close() })
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, at := open(t), time.Now().Add(-time.Minute)
+			var want []evidence.Receipt
+			for n := range 7 {
+				want = append(want, receipt(workflowA, n, "run_1", at))
+			}
+			add := func(lost []string, receipts ...evidence.Receipt) {
+				t.Helper()
+				if err := s.Add(t.Context(), receipts, lost); err != nil {
+					t.Fatal(err)
+				}
+			}
+			add(nil, want[3], want[0])
+			add(nil, receipt(workflowB, 1, "run_2", at), receipt(workflowB, 2, "run_1", at))
+			add(nil, want...)
+			changed := want[0]
+			changed.JWS = "another"
+			add(nil, changed)
+			for _, limit := range []int{1, 3, 7, 100} {
+				if diff := cmp.Diff(want, pages(t, s, workflowA, limit)); diff != "" {
+					t.Errorf("pages of %d (-want +got):\n%s", limit, diff)
+				}
+			}
+			if got := pages(t, s, workflowB, 10); len(got) != 2 {
+				t.Errorf("another workflow has %d receipts, want 2", len(got))
+			}
+			if got := pages(t, s, "wf_unknown", 10); len(got) != 0 {
+				t.Errorf("an unknown one has %d", len(got))
+			}
+			for run, want := range map[ancestry.RunID]string{"run_1": workflowA, "run_2": workflowB} {
+				if got, err := s.Workflow(t.Context(), run); got != want || err != nil {
+					t.Errorf("Workflow(%s) = %s, %v, want %s", run, got, err, want)
+				}
+			}
+			if got, err := s.Workflow(t.Context(), "run_3"); !errors.Is(err, ancestry.ErrNotFound) {
+				t.Errorf("Workflow of none = %s, %v", got, err)
+			}
+			wantWhole(t, s, workflowA, true)
+			add([]string{workflowA})
+			wantWhole(t, s, workflowA, false)
+			wantWhole(t, s, workflowB, true)
+			old := "wf_long-ago-0123456789-0123"
+			add([]string{""}, receipt(old, 0, "", at.Add(-3*time.Hour)))
+			wantWhole(t, s, workflowB, false)
+			wantWhole(t, s, old, true)
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := s.Add(cancelled, want, nil); !errors.Is(err, context.Canceled) {
+				t.Errorf("Add with a context that has ended: %v", err)
+			}
+		})
+	}
+}
+
+// TestReceiptsReopened has receipts survive, and an end in disorder be known.
+func TestReceiptsReopened(t *testing.T) {
+	dir := t.TempDir()
+	open := func() *Store {
+		t.Helper()
+		s, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s, at := open(), time.Now().Add(-10*time.Second)
+	want := []evidence.Receipt{receipt(workflowA, 0, "run_1", at), receipt(workflowA, 1, "run_1", at)}
+	if err := s.Add(t.Context(), want[:1], nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open()
+	wantWhole(t, s, workflowA, true)
+	if err := s.Add(t.Context(), want[1:], nil); err != nil {
+		t.Fatal(err)
+	}
+	// A process that is killed leaves its mark, and nothing else that Close does not.
+	mark := filepath.Join(dir, "receiving")
+	if _, err := os.Stat(mark); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(mark); err == nil {
+		t.Fatal("a store that was closed has its mark")
+	}
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = open()
+	defer s.Close()
+	if diff := cmp.Diff(want, pages(t, s, workflowA, 10)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wantWhole(t, s, workflowA, false)
+	later := receipt(workflowB, 0, "run_2", time.Now().Add(time.Minute))
+	if err := s.Add(t.Context(), []evidence.Receipt{later}, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantWhole(t, s, workflowB, true)
+}
+
+// TestReceiptsWindows has a workflow be read across windows, and go with the links.
+func TestReceiptsWindows(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	s, err := Open(Options{Dir: t.TempDir(), Window: time.Hour, MaxAge: 24 * time.Hour, Fill: 3, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var want []evidence.Receipt
+	for n := range 8 {
+		r := receipt(workflowA, n, "run_1", now)
+		want = append(want, r)
+		if err := s.Add(t.Context(), []evidence.Receipt{r, want[0]}, nil); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(10 * time.Minute)
+	}
+	if n := len(*s.windows.Load()); n < 2 {
+		t.Fatalf("%d windows", n)
+	}
+	if diff := cmp.Diff(want, pages(t, s, workflowA, 2)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if w, err := s.Workflow(t.Context(), "run_1"); w != workflowA || err != nil {
+		t.Errorf("Workflow = %s, %v", w, err)
+	}
+	if _, err := s.Prune(t.Context(), now.Add(48*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if got := pages(t, s, workflowA, 10); len(got) != 0 {
+		t.Errorf("%d receipts are left", len(got))
+	}
+}

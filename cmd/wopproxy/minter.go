@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/config"
+	"github.com/wopproxy/wopproxy/evidence"
+)
+
+// newMinter returns what signs the evidence that c asks for; nil: none. A key that
+// is lost or malformed is a mistake of the configuration: receipts would be missing
+// without anybody noticing.
+func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, error) {
+	if c.Evidence.Issuer == "" {
+		return nil, nil
+	}
+	store := evidenceStore(s.store)
+	if store == nil {
+		s.log.Warn("no evidence is made: there is no store for it")
+		return nil, nil
+	}
+	keys, keyErr := evidenceKeys(c.Evidence)
+	idKey, err := hex.DecodeString(sec.idKey)
+	if err != nil || len(idKey) != 32 {
+		err = errors.New("evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32")
+	}
+	if err := errors.Join(keyErr, err); err != nil {
+		return nil, err
+	}
+	for _, k := range keys {
+		if len(k.Private) > 0 && bytes.Equal(k.Private.Seed(), idKey) {
+			return nil, errors.New("evidence.idKey: it is the secret of a signing key: make another with openssl rand -hex 32")
+		}
+	}
+	return evidence.New(evidence.Options{
+		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey, Privacy: evidence.Privacy(c.Evidence.Privacy),
+		Store: store, Queue: c.Evidence.Queue, Registerer: s.metrics, Logger: s.log,
+	})
+}
+
+// evidenceStore is the store as one for receipts; nil: it keeps none.
+func evidenceStore(s ancestry.Store) evidence.Store {
+	if own, ok := s.(ownHosts); ok {
+		s = own.Store
+	}
+	store, _ := s.(evidence.Store)
+	return store
+}
+
+// evidenceKeys reads the keys, in the order in which they sign: those that have
+// signed, the key itself, and those that will.
+func evidenceKeys(e config.Evidence) ([]evidence.Key, error) {
+	var errs []error
+	read := func(key, file, id string) evidence.Key {
+		text, err := os.ReadFile(file)
+		var k evidence.Key
+		if err == nil {
+			k, err = evidence.ParseKey(text, id)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s: %w", key, file, err))
+		}
+		return k
+	}
+	own := read("evidence.key", e.Key.File, e.KeyID)
+	if own.Public != nil && own.Private == nil {
+		errs = append(errs, fmt.Errorf("evidence.key: %s holds a public key, which can't sign: write the file of the private one", e.Key.File))
+	}
+	own.Sign = time.Unix(0, 0) // after those that have signed
+	past, future := []evidence.Key{}, []evidence.Key{}
+	for i, c := range e.Keys {
+		name := fmt.Sprintf("evidence.keys[%d]", i)
+		k := read(name, c.File, c.KeyID)
+		k.Sign, k.Retire = c.Sign.Time, c.Retire.Time
+		switch {
+		case c.Sign.IsZero():
+			past = append(past, k)
+		case k.Public != nil && k.Private == nil:
+			errs = append(errs, fmt.Errorf("%s: %s holds a public key, which can't sign from %v on: write the file of the private one", name, c.File, c.Sign))
+		default:
+			future = append(future, k)
+		}
+	}
+	return append(append(past, own), future...), errors.Join(errs...)
+}
