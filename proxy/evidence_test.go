@@ -3,10 +3,16 @@ package proxy
 import (
 	"context"
 	"crypto/ed25519"
+	"fmt"
+	"io"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/evidence"
@@ -91,5 +97,209 @@ func TestEvidenceOfACall(t *testing.T) {
 	if len(receipts) != 1 {
 		t.Fatalf("%d receipts, want 1", len(receipts))
 	}
-	t.Logf("%+v", receipts[0].Claims)
+	if got, want := toldOf(receipts), []string{"ingress mcp 0: invoked ok"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// askAs has a host call out for the request that it handles, as one does that hands on
+// its context.
+func (s *sidecar) askAs(t testing.TB, in *http.Request, to, body string) {
+	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	for _, name := range []string{"Traceparent", "Tracestate"} {
+		h[name] = in.Header[name]
+	}
+	r, err := http.NewRequestWithContext(in.Context(), http.MethodPost, to, strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header = h
+	resp, err := s.client().Do(r)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Error(err)
+	}
+}
+
+const (
+	askedTask    = "task-0123456789abcdef"
+	askForTask = `{"jsonrpc":"2.0","id":3,"method":"message/stream","params":{"message":{"kind":"message","role":"user","messageId":"m-1","parts":[]}}}`
+	goOnWithIt = `{"jsonrpc":"2.0","id":4,"method":"message/send","params":{"message":{"kind":"message","role":"user","messageId":"m-2","taskId":"` + askedTask + `","parts":[]}}}`
+	brokenCall = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"broken"}}`
+)
+
+// state is an event of the stream on which a task tells how it goes.
+func state(s string) string {
+	return `data: {"jsonrpc":"2.0","id":3,"result":{"kind":"status-update","taskId":"` + askedTask + `","contextId":"conversation-0123456789","status":{"state":"` + s + `"},"final":false}}` + "\n\n"
+}
+
+// twoHosts are a host that is asked to chat, and one that it asks for tools and for a
+// task, of two turns, for which that one calls a tool itself.
+type twoHosts struct {
+	a, b   *sidecar
+	fa, fb *file
+}
+
+func newTwoHosts(t *testing.T, tuneA, tuneB func(*Options, *Policy), minting ...func(*evidence.Options)) *twoHosts {
+	h := &twoHosts{fa: newFile(t, "https://a.example.com", minting...), fb: newFile(t, "https://b.example.com", minting...)}
+	tool := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"content":[]}}`)
+	})
+	hostB := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		switch text := string(body); {
+		case strings.Contains(text, `"broken"`):
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"broken"}}`)
+		case strings.Contains(text, "tools/call"):
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"content":[]}}`)
+		case strings.Contains(text, "message/stream"):
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, state("working")+state("input-required"))
+		default:
+			h.b.askAs(t, r, "http://"+tool+"/mcp", call)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":4,"result":{"kind":"task","id":"`+askedTask+`","contextId":"conversation-0123456789","status":{"state":"completed"}}}`)
+		}
+	})
+	h.b = newSidecar(t, "b.example.com", "http://"+hostB, h.fb.tune, tuneB)
+	hostA := peer(t, func(_ http.ResponseWriter, r *http.Request) {
+		for _, c := range []struct{ path, body string }{
+			{"/mcp", brokenCall}, {"/mcp", call}, {"/a2a", askForTask}, {"/a2a", goOnWithIt},
+		} {
+			h.a.askAs(t, r, h.b.ingress.URL+c.path, c.body)
+		}
+	})
+	h.a = newSidecar(t, "a.example.com", "http://"+hostA, h.fa.tune, tuneA)
+	post(t, http.DefaultClient, h.a.ingress.URL+"/chat", `{}`, nil)
+	h.a.handled.wait(t)
+	h.b.handled.wait(t)
+	h.fa.stop()
+	h.fb.stop()
+	return h
+}
+
+func asIs(*Options, *Policy) {}
+
+// toldOf lists what a set of receipts tells of each step, sorted.
+func toldOf(receipts []peac.Receipt) []string {
+	steps := map[string][]string{}
+	for _, r := range receipts {
+		x := r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)
+		kind := strings.TrimSuffix(strings.TrimPrefix(r.Claims.Type, "org.peacprotocol/agent-action-"), "-observed")
+		if g, ok := r.Claims.Extensions["dev.wopproxy/progress"].(map[string]any); ok {
+			kind = fmt.Sprint(g["state"])
+		}
+		steps[r.Workflow.StepID] = append(steps[r.Workflow.StepID], fmt.Sprintf("%s %v", kind, x["outcome"]))
+		if len(steps[r.Workflow.StepID]) == 1 {
+			steps[r.Workflow.StepID][0] = fmt.Sprintf("%v %v %d: %s", x["direction"], x["protocol"], len(r.Workflow.ParentStepIDs), steps[r.Workflow.StepID][0])
+		}
+	}
+	var list []string
+	for _, s := range steps {
+		slices.Sort(s[1:])
+		list = append(list, strings.Join(s, ", "))
+	}
+	slices.Sort(list)
+	return list
+}
+
+// TestEvidenceOfTwoHosts follows a workflow with a fork, a join, a step that fails,
+// its retry, and a task that tells how it goes, through two proxies.
+func TestEvidenceOfTwoHosts(t *testing.T) {
+	h := newTwoHosts(t, asIs, asIs)
+	workflow := h.a.recorded(t)[0].Workflow
+	ofA, external := h.fa.of(t, workflow)
+	if len(external) > 0 {
+		t.Errorf("A has external parents: %v", external)
+	}
+	wantA := []string{
+		"egress a2a 1: delegated ok",
+		"egress a2a 1: delegated ongoing, completed ongoing, input-required ongoing, working ongoing",
+		"egress mcp 1: invoked ok",
+		"egress mcp 1: invoked protocol_error",
+		"ingress http 0: dev.wopproxy/exchange ok",
+	}
+	if diff := cmp.Diff(wantA, toldOf(ofA)); diff != "" {
+		t.Errorf("A (-want +got):\n%s", diff)
+	}
+	ofB, external := h.fb.of(t, workflow)
+	wantB := []string{
+		"egress mcp 2: invoked ok",
+		"ingress a2a 1: invoked ok",
+		"ingress a2a 1: invoked ongoing, completed ongoing, input-required ongoing, working ongoing",
+		"ingress mcp 1: invoked ok",
+		"ingress mcp 1: invoked protocol_error",
+	}
+	if diff := cmp.Diff(wantB, toldOf(ofB)); diff != "" {
+		t.Errorf("B (-want +got):\n%s", diff)
+	}
+	known := map[string]bool{}
+	for _, r := range ofA {
+		known[r.Workflow.StepID] = true
+	}
+	for _, step := range external {
+		if !known[step] {
+			t.Errorf("A has no step %s, which B has as a parent", step)
+		}
+	}
+	if len(external) < 4 {
+		t.Errorf("%d parents of B's steps are A's, want those of all four calls", len(external))
+	}
+}
+
+// TestEvidenceIsToldToNobodyElse has workflows end where nobody is to be told of
+// them, and where nobody is believed.
+func TestEvidenceIsToldToNobodyElse(t *testing.T) {
+	distrusting := func(_ *Options, p *Policy) { p.TrustCaller = func(netip.Addr) bool { return false } }
+	silent := func(_ *Options, p *Policy) { p.TrustDestination = func(string) bool { return false } }
+	strict := func(o *evidence.Options) { o.Privacy = evidence.Strict }
+	for name, h := range map[string]*twoHosts{
+		"not believed":   newTwoHosts(t, asIs, distrusting),
+		"not told":       newTwoHosts(t, silent, asIs),
+		"told otherwise": newTwoHosts(t, asIs, asIs, strict),
+	} {
+		workflow := h.a.recorded(t)[0].Workflow
+		if receipts, _ := h.fb.of(t, workflow); len(receipts) > 0 {
+			t.Errorf("%s: B has %d receipts of A's workflow", name, len(receipts))
+		}
+		var external []string
+		for _, run := range h.b.recorded(t) {
+			if run.Workflow == "" || run.Workflow == workflow {
+				t.Errorf("%s: a run of B's is of workflow %q", name, run.Workflow)
+			}
+			_, more := h.fb.of(t, run.Workflow)
+			external = append(external, more...)
+		}
+		if told := len(external) > 0; told != (name == "told otherwise") {
+			t.Errorf("%s: B names steps of A's: %v", name, external)
+		}
+	}
+}
+
+// TestEvidenceOfARefusal has what the proxy refuses itself be told as its decision.
+func TestEvidenceOfARefusal(t *testing.T) {
+	f := newFile(t, "https://agent.example.com")
+	s := newSidecar(t, "agent.example.com", "http://127.0.0.1:1", f.tune, func(_ *Options, p *Policy) { p.MaxDepth = 1 })
+	const step = `;wf="wf_0123456789-0123456789_";step="step_0123456789-0123456789_"`
+	h := http.Header{"Run-Ancestry": {`"r-2";host="b.example.com";cause=a2a-message` + step + `, "r-1";host="a.example.com";cause=a2a-message`}}
+	if resp, _ := post(t, http.DefaultClient, s.ingress.URL+"/mcp", call, h); resp.StatusCode != http.StatusLoopDetected {
+		t.Fatalf("status %s", resp.Status)
+	}
+	post(t, http.DefaultClient, s.ingress.URL+"/mcp", call, nil) // the host is not there
+	s.handled.wait(t)
+	f.stop()
+	receipts, external := f.of(t, "wf_0123456789-0123456789_")
+	if len(receipts) != 1 || len(external) != 1 || receipts[0].Claims.Type != peac.AccessDecision {
+		t.Fatalf("%v, external %v", toldOf(receipts), external)
+	}
+	receipts, _ = f.of(t, s.recorded(t)[0].Workflow)
+	if got, want := toldOf(receipts), []string{"ingress mcp 0: invoked unreachable"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
 }
