@@ -127,7 +127,7 @@ func (s *sidecar) askAs(t testing.TB, in *http.Request, to, body string) {
 }
 
 const (
-	askedTask    = "task-0123456789abcdef"
+	askedTask  = "task-0123456789abcdef"
 	askForTask = `{"jsonrpc":"2.0","id":3,"method":"message/stream","params":{"message":{"kind":"message","role":"user","messageId":"m-1","parts":[]}}}`
 	goOnWithIt = `{"jsonrpc":"2.0","id":4,"method":"message/send","params":{"message":{"kind":"message","role":"user","messageId":"m-2","taskId":"` + askedTask + `","parts":[]}}}`
 	brokenCall = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"broken"}}`
