@@ -389,7 +389,10 @@ type container struct {
 	StartupProbe, LivenessProbe, ReadinessProbe struct{ HTTPGet struct{ Path, Port string } }
 	VolumeMounts                                []struct{ Name, MountPath, SubPath string }
 	Lifecycle                                   struct {
-		PreStop struct{ Sleep struct{ Seconds int } }
+		PreStop struct {
+			Sleep struct{ Seconds int }
+			Exec  struct{ Command []string }
+		}
 	}
 }
 
@@ -436,14 +439,16 @@ func TestSidecarManifest(t *testing.T) {
 		Ports, Admitted                  []int
 		Mounts                           []string
 		EgressOnLoopback, StopsInTime    bool
+		LeavesInTime                     bool
 		ReadsWhatIsMounted, HostIsInside bool
 	}
+	serves := time.Duration(host.Lifecycle.PreStop.Sleep.Seconds) * time.Second
 	got := facts{
 		RestartPolicy: side.RestartPolicy, ConfigMap: pod.Volumes[0].ConfigMap.Name,
 		EgressOnLoopback: c.Egress.Listen.Loopback(), HostIsInside: c.Ingress.Upstream.Hostname() == "127.0.0.1",
 		ReadsWhatIsMounted: slices.Contains(side.Args, "/etc/wopproxy/wopproxy.yaml"),
-		StopsInTime: time.Duration(host.Lifecycle.PreStop.Sleep.Seconds)*time.Second+c.Drain.Delay.Duration+c.Drain.Timeout.Duration <
-			time.Duration(pod.TerminationGracePeriodSeconds)*time.Second,
+		StopsInTime:        serves+c.Drain.Delay.Duration+c.Drain.Timeout.Duration < time.Duration(pod.TerminationGracePeriodSeconds)*time.Second,
+		LeavesInTime:       c.Drain.Delay.Duration < serves && slices.Equal(side.Lifecycle.PreStop.Exec.Command, []string{"/usr/bin/wopproxy", "drain"}),
 	}
 	for _, p := range side.Ports {
 		got.Ports = append(got.Ports, p.ContainerPort)
@@ -467,7 +472,7 @@ func TestSidecarManifest(t *testing.T) {
 		Probes: []string{"admin/startupz", "admin/livez", "admin/readyz"},
 		Ports:  []int{port(c.Ingress.Listen), port(c.Admin.Listen)}, Admitted: []int{port(c.Ingress.Listen), port(c.Admin.Listen)},
 		Mounts:           []string{"/etc/wopproxy", c.Ancestry.Store.Bolt.Dir},
-		EgressOnLoopback: true, StopsInTime: true, ReadsWhatIsMounted: true, HostIsInside: true,
+		EgressOnLoopback: true, StopsInTime: true, LeavesInTime: true, ReadsWhatIsMounted: true, HostIsInside: true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("example in deploy/README.md (-configuration +around it):\n%s", diff)

@@ -768,8 +768,10 @@ type Limits struct {
 // Drain says how the proxy stops: it reports unready, goes on serving for
 // Delay, then accepts nothing new and gives what is in flight until Timeout.
 type Drain struct {
-	// Delay is how long the proxy goes on serving after it was told to stop, so
-	// that load balancers notice first. Default 5s; 0s to 10m.
+	// Delay is how long the proxy goes on serving after it was told to drain, or to
+	// stop, so that load balancers notice first. Callers leave the connections that
+	// they keep to ingress meanwhile: each answer is the last on its connection, and
+	// one without a request is closed at the end. Default 5s; 0s to 10m.
 	Delay Duration `yaml:"delay" min:"0s" max:"10m"`
 	// Timeout is how long requests, streams and tunnels in flight may take to
 	// end after that; then they are cut. Default 20s; 0s to 24h. Delay and

@@ -30,6 +30,7 @@ func (s *sidecar) adminHandler(c *config.Config) http.Handler {
 	mux.Handle("/ancestry/v1/", s.api.Admin())
 	mux.HandleFunc("GET /log/level", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, s.level.Level()) })
 	mux.HandleFunc("PUT /log/level", s.setLevel)
+	mux.HandleFunc("PUT /drain", s.drainNow)
 	if c.Admin.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -44,7 +45,7 @@ func (s *sidecar) adminHandler(c *config.Config) http.Handler {
 // traffic, which outranks the record of it.
 func (s *sidecar) ready(w http.ResponseWriter, _ *http.Request) {
 	switch {
-	case s.draining.Load():
+	case s.drain.begun.Load():
 		http.Error(w, "draining", http.StatusServiceUnavailable)
 	case s.recorder.Degraded():
 		io.WriteString(w, "degraded: links can't be stored, or only late: see wopproxy_store_commit_seconds, wopproxy_store_dropped_total and the log\n")

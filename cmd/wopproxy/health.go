@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,15 +20,21 @@ probe, a test of a chart.
 `
 
 func healthCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	f := newFlags("health", healthManual, stderr)
-	url := f.String("url", "http://127.0.0.1:9090/readyz", "`URL` of a probe: /readyz, /livez or /startupz of the admin listener, or of admin.health")
+	return askCommand(ctx, newFlags("health", healthManual, stderr), http.MethodGet,
+		"http://127.0.0.1:9090/readyz", "`URL` of a probe: /readyz, /livez or /startupz of the admin listener, or of admin.health", args, stdout)
+}
+
+// askCommand asks a running wopproxy for -url, which is at unless it is said, and
+// prints the answer. It is an error if that is not 200.
+func askCommand(ctx context.Context, f *flag.FlagSet, method, at, usage string, args []string, stdout io.Writer) error {
+	url := f.String("url", at, usage)
 	timeout := f.Duration("timeout", 5*time.Second, "how long the answer may take")
 	if _, err := parse(f, args, 0); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, *url, nil)
+	r, err := http.NewRequestWithContext(ctx, method, *url, nil)
 	if err != nil {
 		return fmt.Errorf("-url: %w", err)
 	}

@@ -11,6 +11,7 @@
 //	wopproxy inject -f FILE                   put a wopproxy beside the hosts of a manifest
 //	wopproxy webhook -service NAME ...        put one beside the hosts of a cluster
 //	wopproxy health                           say whether one is ready
+//	wopproxy drain                            tell one that its host is about to be stopped
 //	wopproxy redirect -inbound P -outbound P  have the kernel lead a pod's TCP to its wopproxy
 //	wopproxy demo                             watch a run cross three hosts
 //	wopproxy version                          say what this is
@@ -59,6 +60,7 @@ var commands = []command{
 	{"inject", "put a wopproxy beside the hosts of a manifest", injectCommand},
 	{"webhook", "put a wopproxy beside the hosts of a cluster", webhookCommand},
 	{"health", "say whether a wopproxy is ready", healthCommand},
+	{"drain", "tell a wopproxy that its host is about to be stopped", drainCommand},
 	{"redirect", "have the kernel lead a pod's TCP to its wopproxy", redirectCommand},
 	{"demo", "watch a run cross three hosts", demoCommand},
 	{"version", "say what this is", versionCommand},

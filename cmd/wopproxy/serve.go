@@ -26,7 +26,7 @@ carry/python, and where TLS is intercepted ca.pem and, for Java, roots.jks.
 On the ingress listener: the host's own interface, and /v1/runs/{id}/ancestry
 and /runs/{id}/ancestry. On the egress listener: a forward proxy for the host.
 On the admin listener: /livez /readyz /startupz /metrics, /ancestry/v1/ and
-/log/level; on admin.health the first four alone.
+/log/level and /drain; on admin.health the first four alone.
 
 Spans are exported if tracing.otlp.endpoint or OTEL_EXPORTER_OTLP_ENDPOINT is
 set. OTEL_* variables count where the file is silent.

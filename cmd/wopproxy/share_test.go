@@ -46,7 +46,7 @@ admin: { listen: "127.0.0.1:0", health: "127.0.0.1:0" }
 	for _, path := range []string{"/livez", "/startupz", "/readyz", "/metrics"} {
 		ask(t, http.MethodGet, s.health.Addr().String()+path)
 	}
-	for _, path := range []string{"/ancestry/v1/runs", "/log/level", "/debug/pprof/"} {
+	for _, path := range []string{"/ancestry/v1/runs", "/log/level", "/drain", "/debug/pprof/"} {
 		w := httptest.NewRecorder()
 		healthHandler(s.metrics, s.ready).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 		if w.Code != http.StatusNotFound {

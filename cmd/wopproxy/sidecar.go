@@ -47,7 +47,7 @@ type sidecar struct {
 	proxy    *proxy.Proxy
 	api      *ancestry.API
 	serving  chan struct{} // closed when everything is served
-	draining atomic.Bool
+	drain    drain
 	listeners
 }
 
@@ -103,7 +103,7 @@ func newSidecar(ctx context.Context, c *config.Config, l *listeners, env lookupE
 
 // newSidecarOn is newSidecar for a store that is not simply the one in c.
 func newSidecarOn(ctx context.Context, c *config.Config, l *listeners, store openStore, env lookupEnv, stderr io.Writer) (*sidecar, error) {
-	s := &sidecar{listeners: *l, env: env, started: c, metrics: prometheus.NewRegistry(), serving: make(chan struct{})}
+	s := &sidecar{listeners: *l, env: env, started: c, metrics: prometheus.NewRegistry(), serving: make(chan struct{}), drain: drain{over: make(chan struct{})}}
 	s.level.Set(c.Log.Level)
 	s.log = slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: &s.level}))
 	s.config.Store(c)
@@ -185,15 +185,13 @@ func (s *sidecar) run(ctx context.Context) error {
 
 	select {
 	case <-ctx.Done():
-		s.draining.Store(true)
-		drain := s.config.Load().Drain
-		s.log.InfoContext(ctx, "draining", "delay", drain.Delay.String(), "timeout", drain.Timeout.String())
+		s.beginDrain(ctx)
 		select {
-		case <-time.After(drain.Delay.Duration):
+		case <-s.drain.over:
 		case <-traffic.done:
 		}
 	case <-traffic.done: // a listener has failed
-		s.draining.Store(true)
+		s.drain.begun.Store(true)
 	}
 	err := errors.Join(reloader.stop(), follower.stop(), traffic.stop(), recorder.stop(), minter.stop(), pruner.stop(), s.flushSpans(late), s.settle(), s.store.Close(), admin.stop(), health.stop())
 	s.log.InfoContext(ctx, "stopped")
@@ -224,18 +222,23 @@ func (s *sidecar) addresses() []any {
 // flight is done, tunnels included, or the drain has had its time. When one
 // listener fails, the other stops too.
 func (s *sidecar) serveTraffic(ctx context.Context, c *config.Config) error {
-	options := func() serverOptions {
+	forHost := func() serverOptions {
 		return serverOptions{drain: s.drainTimeout, maxHeader: int(c.Limits.Header), connections: s.proxy.Connections()}
 	}
+	forCallers := func() serverOptions {
+		o := forHost()
+		o.parted = s.drain.over
+		return o
+	}
 	g, ctx := errgroup.WithContext(ctx)
-	into, out := s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress())), s.proxy.Egress()
-	g.Go(func() error { return serve(ctx, s.ingress, into, options()) })
-	g.Go(func() error { return serve(ctx, s.egress, out, options()) })
+	into, out := s.parting(s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress()))), s.proxy.Egress()
+	g.Go(func() error { return serve(ctx, s.ingress, into, forCallers()) })
+	g.Go(func() error { return serve(ctx, s.egress, out, forHost()) })
 	if s.redirectedIn != nil {
-		g.Go(func() error { return serve(ctx, s.proxy.RedirectedIngress(s.redirectedIn, into), into, options()) })
+		g.Go(func() error { return serve(ctx, s.proxy.RedirectedIngress(s.redirectedIn, into), into, forCallers()) })
 	}
 	if s.redirectedOut != nil {
-		g.Go(func() error { return serve(ctx, s.proxy.RedirectedEgress(s.redirectedOut, out), out, options()) })
+		g.Go(func() error { return serve(ctx, s.proxy.RedirectedEgress(s.redirectedOut, out), out, forHost()) })
 	}
 	g.Go(func() error {
 		<-ctx.Done()
@@ -318,6 +321,7 @@ type serverOptions struct {
 	drain       func() time.Duration // asked when the drain begins
 	maxHeader   int
 	connections func(net.Conn, http.ConnState) // bounds how many there are
+	parted      <-chan struct{}                // when it is closed, no connection is kept without a request; nil: never
 }
 
 // adminServer is enough for probes and operators.
@@ -342,6 +346,15 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, o serverOptions
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true) // where ln speaks TLS
 	srv.Protocols.SetUnencryptedHTTP2(true)
+	served := make(chan struct{})
+	defer close(served)
+	go func() { // ends with us
+		select {
+		case <-o.parted:
+			srv.SetKeepAlivesEnabled(false)
+		case <-served:
+		}
+	}()
 	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain())

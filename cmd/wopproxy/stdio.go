@@ -192,7 +192,7 @@ func (s *sidecar) background(ctx context.Context) (stop func()) {
 		return serve(ctx, s.admin, s.adminHandler(s.started), s.adminServer())
 	})
 	return func() {
-		s.draining.Store(true)
+		s.drain.begun.Store(true)
 		flush, cancel := context.WithTimeout(late, 2*time.Second)
 		defer cancel()
 		if err := errors.Join(recorder.stop(), minter.stop(), pruner.stop(), s.flushSpans(flush), s.store.Close(), admin.stop()); err != nil {

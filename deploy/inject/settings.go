@@ -56,7 +56,7 @@ var Settings = []Setting{
 	{"bearer-secret", "", "a Secret whose key `token` is `ancestry.auth.bearer`", match(dnsName, "the name of a Secret")},
 	{"config-map", "", "a ConfigMap whose `wopproxy.yaml` says the rest, and is read again when it changes. What is set here, and the addresses, outrank it", match(dnsName, "the name of a ConfigMap")},
 	{"store", "pod", "where links are kept: `pod`, on the node and as long as the pod; `memory`; or `volume/NAME`, a volume of the pod or a claim template of its StatefulSet, which the user 65532 may write to (with `transparent` 61337, in the group 65532)", match(`pod|memory|volume/`+dnsName, "pod, memory or volume/NAME")},
-	{"drain", "5s", "how long the host goes on serving when the pod is deleted, while endpoints lag: a preStop sleep, unless it has a preStop hook", checkDrain},
+	{"drain", "5s", "how long the host goes on serving when the pod is deleted, while endpoints lag: a preStop sleep, unless it has a preStop hook. In the first half of it callers leave the connections that they keep", checkDrain},
 	{"cpu-request", "20m", "the sidecar's", quantity},
 	{"memory-request", "64Mi", "the sidecar's", quantity},
 	{"cpu-limit", "", "the sidecar's. Default none", quantity},

@@ -21,8 +21,9 @@ const (
 	bundleFile   = "/run/wopproxy/bundle.pem"
 	configEnv    = "WOPPROXY_CONFIG"
 	readersEnv   = "WOPPROXY_BEARER"
-	namespaceRef = "$(POD_NAMESPACE)" // which the kubelet fills in
-	user         = 65532              // as in the image
+	namespaceRef = "$(POD_NAMESPACE)"  // which the kubelet fills in
+	user         = 65532               // as in the image
+	program      = "/usr/bin/wopproxy" // likewise
 	// transparentUser is nobody else: many images for hosts have the user of ours, too.
 	transparentUser = 61337
 )
@@ -53,7 +54,7 @@ func (p *plan) sidecar() (object, error) {
 	if p.shares() {
 		args = append(args, "-share", shareDir)
 	}
-	return p.pulled(object{
+	c := p.pulled(object{
 		"name": sidecarName, "args": args, "restartPolicy": "Always",
 		"env":   p.sidecarEnv(text),
 		"ports": p.sidecarPorts(),
@@ -68,7 +69,15 @@ func (p *plan) sidecar() (object, error) {
 			"capabilities": object{"drop": []any{"ALL"}}, "seccompProfile": object{"type": "RuntimeDefault"},
 		},
 		"volumeMounts": p.sidecarMounts(),
-	}), nil
+	})
+	if p.parts() {
+		// The kubelet waits for the hooks of all containers at once, and with stopping
+		// this one until the host has ended.
+		c["lifecycle"] = object{"preStop": object{"exec": object{"command": []any{
+			program, "drain", "-url", fmt.Sprintf("http://127.0.0.1:%d/drain", p.ports.admin),
+		}}}}
+	}
+	return c, nil
 }
 
 // pulled gives a container the image.
@@ -236,8 +245,7 @@ func (p *plan) generated() object {
 		"admin":       object{"listen": fmt.Sprintf("127.0.0.1:%d", p.ports.admin), "health": fmt.Sprintf(":%d", p.ports.health)},
 		"ancestry":    object{"store": object{"bolt": object{"dir": linksDir}}},
 		"attribution": object{"singleFlight": p.s["single-flight"] == "true"},
-		// The sidecar is told to stop after the host has ended.
-		"drain": object{"delay": "0s", "timeout": p.drainTimeout().String()},
+		"drain":       object{"delay": p.drainDelay().String(), "timeout": p.drainTimeout().String()},
 	}
 	if p.port == nil { // nobody shall call what nobody answers
 		c["ingress"].(object)["listen"] = fmt.Sprintf("127.0.0.1:%d", p.ports.ingress)
@@ -306,6 +314,19 @@ func (p *plan) grace() time.Duration {
 func (p *plan) sleep() time.Duration {
 	d, _ := time.ParseDuration(p.s["drain"]) // checked
 	return min(d, (p.grace() / 2).Truncate(time.Second))
+}
+
+// parts reports whether callers have to leave the sidecar before the host ends.
+func (p *plan) parts() bool { return p.port != nil && p.sleep() > 0 }
+
+// drainDelay ends the connections that callers keep while the host still serves: half
+// of that time is left for a hook that runs late. When the sidecar is told to stop, it
+// is long over.
+func (p *plan) drainDelay() time.Duration {
+	if !p.parts() {
+		return 0
+	}
+	return p.sleep() / 2
 }
 
 // drainTimeout leaves the host as much time to end as there is.

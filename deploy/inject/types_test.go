@@ -9,7 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -164,8 +166,32 @@ func fits(t *testing.T, pod *corev1.PodSpec) {
 	if pod.TerminationGracePeriodSeconds != nil {
 		grace = *pod.TerminationGracePeriodSeconds
 	}
+	parts(t, pod, side, c)
 	if drain := c.Drain.Timeout.Seconds() + c.Drain.Delay.Seconds(); drain > max(1, float64(grace)) {
 		t.Errorf("the drain takes up to %vs, of %ds in all", drain, grace)
+	}
+}
+
+// parts wants callers to leave the sidecar while the host goes on serving, if it does.
+func parts(t *testing.T, pod *corev1.PodSpec, side corev1.Container, c *config.Config) {
+	t.Helper()
+	if called := !c.Ingress.Listen.Loopback() || c.Ingress.Transparent != ""; (side.Lifecycle != nil) != (c.Drain.Delay.Duration > 0) || side.Lifecycle != nil && !called {
+		t.Errorf("the sidecar is called = %v, its hooks are %v, drain.delay = %v", called, side.Lifecycle, c.Drain.Delay)
+	}
+	if side.Lifecycle == nil {
+		return
+	}
+	want := []string{"/usr/bin/wopproxy", "drain", "-url", "http://" + string(c.Admin.Listen) + "/drain"}
+	if diff := cmp.Diff(want, side.Lifecycle.PreStop.Exec.Command); diff != "" {
+		t.Errorf("what the sidecar does before it is stopped (-want +got):\n%s", diff)
+	}
+	for _, host := range pod.Containers {
+		if host.Lifecycle == nil || host.Lifecycle.PreStop == nil || host.Lifecycle.PreStop.Sleep == nil {
+			continue
+		}
+		if serves := time.Duration(host.Lifecycle.PreStop.Sleep.Seconds) * time.Second; c.Drain.Delay.Duration >= serves {
+			t.Errorf("callers leave for %v, the host serves on for %v", c.Drain.Delay, serves)
+		}
 	}
 }
 

@@ -276,6 +276,12 @@ func TestStopTwice(t *testing.T) {
 	s := start(t, "host.example.com", idleHost(t), settings{"drain.delay": "10m"})
 	s.signal(t, syscall.SIGTERM)
 	s.awaitLog(t, "draining")
+	s.dieAtOnce(t)
+}
+
+// dieAtOnce sends a program that is told to stop further signals, of which one ends it.
+func (s *sidecar) dieAtOnce(t *testing.T) {
+	t.Helper()
 	// The first of these may still find the handler of the first signal.
 	eventually(t, "a further signal has ended the program", func() bool {
 		if !s.ended() {

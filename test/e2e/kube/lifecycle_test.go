@@ -140,7 +140,8 @@ func checkOrder(t *testing.T, n namespace) {
 	n.kubectl(t, "patch", "pod", "last-words", "--type=merge", "--patch", `{"metadata":{"finalizers":null}}`)
 }
 
-// checkRollingUpdate replaces all pods of a host while it is called.
+// checkRollingUpdate replaces all pods of a host while it is called, by callers who
+// keep their connections for as long as they are let.
 func checkRollingUpdate(t *testing.T, n namespace) {
 	last := hosts[len(hosts)-1].name
 	n.kubectl(t, "scale", "deployment/"+last, "--replicas=3")
@@ -152,7 +153,7 @@ func checkRollingUpdate(t *testing.T, n namespace) {
 	var calls, failures atomic.Int64
 	var load sync.WaitGroup
 	for range callers {
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+		client := &http.Client{Transport: &http.Transport{}, Timeout: patience}
 		load.Go(func() {
 			defer client.CloseIdleConnections()
 			for {
