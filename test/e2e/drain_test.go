@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 )
 
 // TestDrain follows a drain that is asked for before the stop, as a preStop hook does:
@@ -69,7 +67,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	eventually(t, "HTTP/2 has a GOAWAY", func() bool { return !modern.CanTakeNewRequest() })
+	eventually(t, "HTTP/2 has a GOAWAY", func() bool { return modern.Available() == 0 })
 	select {
 	case err := <-slow:
 		t.Errorf("the request in flight ended early: %v", err)
@@ -218,9 +216,11 @@ func (c kept) awaitEnd(t *testing.T) {
 }
 
 // keepHTTP2 is a connection of HTTP/2 without TLS.
-func keepHTTP2(t *testing.T, address string) *http2.ClientConn {
+func keepHTTP2(t *testing.T, address string) *http.ClientConn {
 	t.Helper()
-	conn, err := (&http2.Transport{AllowHTTP: true}).NewClientConn(keep(t, address).Conn)
+	tr := &http.Transport{Protocols: new(http.Protocols)}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	conn, err := tr.NewClientConn(t.Context(), "http", address)
 	if err != nil {
 		t.Fatal(err)
 	}
