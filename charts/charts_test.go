@@ -562,7 +562,9 @@ func fits(t *testing.T, all []object, deployment object) {
 			t.Errorf("the API server is told to ask %v, the Service is %s with ports %v", client, service.name(), serves)
 		}
 	}
-	if says("tls-cert") == "" { // else cert-manager does all of it
+	if says("tls-cert") != "" {
+		certified(t, all, deployment)
+	} else {
 		if got := one(t, all, "Secret").name(); says("secret") != got {
 			t.Errorf("the injector keeps its certificate in %q, the Secret is %s", says("secret"), got)
 		}
@@ -599,6 +601,52 @@ func fits(t *testing.T, all []object, deployment object) {
 		t.Errorf("sidecars run %s, pulled %q; the injector %s, pulled %q", says("image"), settings["image-pull-policy"], container["image"], policy)
 	}
 	injects(t, says("image"), all[i].at("data", filepath.Base(says("config"))).(string), settings)
+}
+
+// certified follows the certificate that cert-manager keeps: from the pods and the
+// webhook to the authority that signs it, which has to outlive it.
+func certified(t *testing.T, all []object, deployment object) {
+	t.Helper()
+	find := func(kind string, is func(object) bool) object {
+		t.Helper()
+		i := slices.IndexFunc(all, func(o object) bool { return o.kind() == kind && is(o) })
+		if i < 0 {
+			t.Fatalf("there is no such %s", kind)
+		}
+		return all[i]
+	}
+	named := func(name any) func(object) bool {
+		return func(o object) bool { return o.name() == name }
+	}
+	var mounted any
+	for _, v := range deployment.at("spec", "template", "spec", "volumes").([]any) {
+		if v := object(v.(map[string]any)); v["name"] == "tls" {
+			mounted = v.at("secret", "secretName")
+		}
+	}
+	shown := find("Certificate", func(o object) bool { return o.at("spec", "secretName") == mounted })
+	service := one(t, all, "Service")
+	if diff := cmp.Diff([]any{service.name() + "." + namespace + ".svc"}, shown.at("spec", "dnsNames")); diff != "" {
+		t.Errorf("names in the certificate (-want +got):\n%s", diff)
+	}
+	if from := one(t, all, "MutatingWebhookConfiguration").at("metadata", "annotations", "cert-manager.io/inject-ca-from"); from != namespace+"/"+shown.name() {
+		t.Errorf("API servers believe the authority of %v, want that of %s", from, shown.name())
+	}
+	issuer := shown.at("spec", "issuerRef", "name")
+	if issuer == "internal" { // in ci/issuer.yaml
+		if i := slices.IndexFunc(all, func(o object) bool { return o.kind() == "Issuer" }); i >= 0 {
+			t.Errorf("the chart makes the Issuer %s, and another signs", all[i].name())
+		}
+		return
+	}
+	secret := find("Issuer", named(issuer)).at("spec", "ca", "secretName")
+	authority := find("Certificate", func(o object) bool { return o.at("spec", "secretName") == secret })
+	if authority.at("spec", "isCA") != true || authority.at("spec", "privateKey", "rotationPolicy") != "Never" || secret == mounted {
+		t.Errorf("the authority in %v is %v, want one of its own that keeps its key", secret, authority["spec"])
+	}
+	if self, ok := find("Issuer", named(authority.at("spec", "issuerRef", "name"))).at("spec", "selfSigned").(map[string]any); !ok {
+		t.Errorf("the authority is signed by %v, want itself", self)
+	}
 }
 
 // injects has the program put a sidecar into a pod with what the injector is told:

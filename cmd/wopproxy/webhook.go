@@ -108,7 +108,7 @@ func newWebhook(o webhookOptions, stderr io.Writer) (*webhookServer, error) {
 	w.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	w.handler = webhook.Handler(webhook.Options{Inject: o.inject, Registerer: w.metrics, Logger: w.log})
 	if o.cert != "" {
-		files, err := webhook.OpenFiles(o.cert, o.key, w.log)
+		files, err := webhook.OpenFiles(o.cert, o.key, w.metrics, w.log)
 		if err != nil {
 			return nil, fmt.Errorf("-tls-cert: %w", err)
 		}

@@ -1,12 +1,15 @@
 package webhook
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"os"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Files is a certificate that somebody else keeps, such as cert-manager, in files that
@@ -21,22 +24,27 @@ type Files struct {
 }
 
 // OpenFiles reads a certificate and its key, both PEM.
-func OpenFiles(certFile, keyFile string, log *slog.Logger) (*Files, error) {
+func OpenFiles(certFile, keyFile string, reg prometheus.Registerer, log *slog.Logger) (*Files, error) {
 	f := &Files{certFile: certFile, keyFile: keyFile, log: log}
 	if err := f.readLocked(); err != nil {
 		return nil, err
 	}
+	reg.MustRegister(expiry{func() *tls.Certificate { return f.newest(context.Background()) }})
 	return f, nil
 }
 
 // Certificate is for a tls.Config. A pair that can't be read changes nothing.
 func (f *Files) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return f.newest(hello.Context()), nil
+}
+
+func (f *Files) newest(ctx context.Context) *tls.Certificate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.readLocked(); err != nil {
-		f.log.ErrorContext(hello.Context(), "the webhook's certificate can't be read; the last one stays", "err", err)
+		f.log.ErrorContext(ctx, "the webhook's certificate can't be read; the last one stays", "err", err)
 	}
-	return f.cert, nil
+	return f.cert
 }
 
 func (f *Files) readLocked() error {

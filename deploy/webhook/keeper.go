@@ -41,17 +41,13 @@ type KeeperOptions struct {
 // it first is followed by the others.
 type Keeper struct {
 	KeeperOptions
-	cert    atomic.Pointer[tls.Certificate]
-	expires prometheus.Gauge
-	checks  *prometheus.CounterVec
+	cert   atomic.Pointer[tls.Certificate]
+	checks *prometheus.CounterVec
 }
 
 // NewKeeper returns a keeper that does nothing until [Keeper.Run].
 func NewKeeper(o KeeperOptions) *Keeper {
 	k := &Keeper{KeeperOptions: o,
-		expires: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "wopproxy_webhook_certificate_expiry_timestamp_seconds", Help: "When the certificate of the webhook ends.",
-		}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "wopproxy_webhook_certificate_checks_total", Help: "Looks after the certificate of the webhook, by what came of them.",
 		}, []string{"outcome"}),
@@ -59,7 +55,7 @@ func NewKeeper(o KeeperOptions) *Keeper {
 	for _, outcome := range []string{"kept", "renewed", "failed"} {
 		k.checks.WithLabelValues(outcome)
 	}
-	o.Registerer.MustRegister(k.expires, k.checks)
+	o.Registerer.MustRegister(expiry{k.cert.Load}, k.checks)
 	return k
 }
 
@@ -109,7 +105,6 @@ func (k *Keeper) check(ctx context.Context) error {
 		return err
 	}
 	k.cert.Store(keys.certificate())
-	k.expires.Set(float64(keys.serving.cert.NotAfter.Unix()))
 	if renewed {
 		k.checks.WithLabelValues("renewed").Inc()
 		k.Logger.InfoContext(ctx, "the webhook has a new certificate", "until", keys.serving.cert.NotAfter)

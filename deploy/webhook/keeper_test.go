@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/wopproxy/wopproxy/deploy/webhook"
 )
@@ -40,6 +41,16 @@ func startKeeper(t *testing.T, api *webhook.API, interval ...time.Duration) *kee
 	running.Go(func() { k.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return k
+}
+
+// expiryShown reports whether there is a metric of when the certificate ends.
+func (k *keeper) expiryShown(t *testing.T) bool {
+	t.Helper()
+	n, err := testutil.GatherAndCount(k.reg, "wopproxy_webhook_certificate_expiry_timestamp_seconds")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n > 0
 }
 
 // metric is the value of a counter or gauge; label is the value of its only label.
@@ -179,14 +190,17 @@ func TestKeeperFails(t *testing.T) {
 		if k.Ready() || !strings.Contains(k.logs.String(), "etcdserver: request timed out") {
 			t.Errorf("ready = %v, want the reason in the log:\n%s", k.Ready(), k.logs)
 		}
-		if _, err := k.Certificate(nil); err == nil {
-			t.Error("a certificate is shown that there is not")
+		if _, err := k.Certificate(nil); err == nil || k.expiryShown(t) {
+			t.Errorf("a certificate is shown that there is not: %v, its expiry %v", err, k.expiryShown(t))
 		}
 		c.fail(false)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if !k.Ready() {
 			t.Fatalf("not ready a second later:\n%s", k.logs)
+		}
+		if !k.expiryShown(t) {
+			t.Error("the expiry of the certificate is not shown")
 		}
 		before := k.shown(t)
 		c.fail(true)

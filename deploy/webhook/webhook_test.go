@@ -103,7 +103,7 @@ func writePair(t *testing.T, dir, name string, at time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: at.Add(24 * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -130,12 +130,13 @@ func TestFiles(t *testing.T) {
 	crt, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	log := new(strings.Builder)
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	if _, err := webhook.OpenFiles(crt, key, logger); err == nil {
+	reg := prometheus.NewRegistry()
+	if _, err := webhook.OpenFiles(crt, key, reg, logger); err == nil {
 		t.Error("files that are not there are opened")
 	}
 	began := time.Now().Add(-time.Hour)
 	writePair(t, dir, "first", began)
-	f, err := webhook.OpenFiles(crt, key, logger)
+	f, err := webhook.OpenFiles(crt, key, reg, logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +144,9 @@ func TestFiles(t *testing.T) {
 		c, err := f.Certificate(&tls.ClientHelloInfo{})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if got := metric(t, reg, "wopproxy_webhook_certificate_expiry_timestamp_seconds", ""); int64(got) != c.Leaf.NotAfter.Unix() {
+			t.Errorf("expiry = %v, want that of what is shown, %d", got, c.Leaf.NotAfter.Unix())
 		}
 		return c.Leaf.DNSNames[0]
 	}

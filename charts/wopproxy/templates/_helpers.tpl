@@ -15,6 +15,11 @@
 {{ include "wopproxy.injector" . }}-tls
 {{- end }}
 
+{{/* The authority that cert-manager signs it with, if no other is named. */}}
+{{- define "wopproxy.authority" -}}
+{{ include "wopproxy.injector" . }}-ca
+{{- end }}
+
 {{/* Cluster-wide objects carry the namespace in their names: two releases of one name
      may live in two namespaces. */}}
 {{- define "wopproxy.global" -}}
