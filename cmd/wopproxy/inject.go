@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/wopproxy/wopproxy/deploy/inject"
@@ -48,13 +49,13 @@ func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 	if err != nil {
 		return err
 	}
-	if err := readDefaults(&o, defaults); err != nil {
-		return err
-	}
 	var notes []inject.Note
 	if *uninject {
 		manifest, notes, err = inject.Uninject(manifest)
 	} else {
+		if err := readDefaults(&o, defaults); err != nil {
+			return err
+		}
 		manifest, notes, err = inject.Inject(manifest, o)
 	}
 	for _, n := range notes {
@@ -69,7 +70,8 @@ func injectCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 
 // injectFlags adds the flags that say what pods leave open.
 func injectFlags(f *flag.FlagSet, o *inject.Options, defaults *string) {
-	f.StringVar(&o.Image, "image", defaultImage(), "`image` of the sidecar")
+	version, _ := build()
+	f.StringVar(&o.Image, "image", imageOf(version), "`image` of the sidecar; a program that is no release has none by itself")
 	f.StringVar(defaults, "config", "", "`file` with configuration for all sidecars, a part of wopproxy.yaml (default none)")
 	f.Func("set", "`KEY=VALUE` of a setting for pods that say nothing else; repeatable", func(s string) error {
 		key, value, ok := strings.Cut(s, "=")
@@ -84,6 +86,9 @@ func injectFlags(f *flag.FlagSet, o *inject.Options, defaults *string) {
 // readDefaults reads the configuration for all sidecars, and says what is wrong with
 // the options.
 func readDefaults(o *inject.Options, file string) (err error) {
+	if o.Image == "" {
+		return errors.New("say with -image which image the sidecars run: this program is no release, which would know its own")
+	}
 	if file != "" {
 		if o.Config, err = os.ReadFile(file); err != nil {
 			return fmt.Errorf("-config: %w", err)
@@ -99,11 +104,14 @@ func readManifest(file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// defaultImage is the one that goes with this program.
-func defaultImage() string {
-	version, _ := build()
-	if version == "devel" {
-		version = "latest"
+// released is the version of a release: one between two of them names a commit, or
+// that something has been changed.
+var released = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?$`)
+
+// imageOf is the image that goes with a version of this program, "" if there is none.
+func imageOf(version string) string {
+	if !released.MatchString(version) {
+		return ""
 	}
 	return "ghcr.io/wopproxy/wopproxy:" + strings.TrimPrefix(version, "v")
 }

@@ -59,20 +59,22 @@ func TestCommands(t *testing.T) {
 		{"check a variable that is not set", []string{"check", "-config-env", "WOPPROXY_TEST_NONE"}, 1, "", "no variable WOPPROXY_TEST_NONE"},
 		{"serve a variable that is not set", []string{"serve", "-config-env", "WOPPROXY_TEST_NONE"}, 1, "", "no variable WOPPROXY_TEST_NONE"},
 		{"inject", []string{"inject", "-f", pod, "-image", "w:1", "-set", "drain=0s"}, 0, "image: w:1", ""},
+		{"inject without an image", []string{"inject", "-f", pod}, 1, "", "say with -image which image the sidecars run"},
 		{"inject and take back", []string{"inject", "-f", pod, "--uninject"}, 0, "name: agent", ""},
 		{"inject no manifest", []string{"inject"}, 2, "", "say with -f which manifest"},
 		{"inject a missing file", []string{"inject", "-f", filepath.Join(dir, "none.yaml")}, 1, "", "none.yaml"},
-		{"inject what can't be", []string{"inject", "-f", hostNetwork}, 1, "", "nothing is printed:\nPod agent (document 1): it has hostNetwork"},
+		{"inject what can't be", []string{"inject", "-f", hostNetwork, "-image", "w:1"}, 1, "", "nothing is printed:\nPod agent (document 1): it has hostNetwork"},
 		{"inject with a setting that is none", []string{"inject", "-f", pod, "-set", "carry=ruby"}, 2, "", "want one of off, node"},
 		{"inject with half a setting", []string{"inject", "-f", pod, "-set", "carry"}, 2, "", "want KEY=VALUE"},
-		{"inject with a configuration that is none", []string{"inject", "-f", pod, "-config", bad}, 1, "", "hosst: unknown key"},
+		{"inject with a configuration that is none", []string{"inject", "-f", pod, "-image", "w:1", "-config", bad}, 1, "", "hosst: unknown key"},
 		{"webhook without a certificate", []string{"webhook"}, 2, "", "give -namespace, -service, -secret and -configuration, or -tls-cert and -tls-key"},
 		{"webhook with half a certificate", []string{"webhook", "-tls-cert", good}, 2, "", "or -tls-cert and -tls-key"},
 		{"webhook with two certificates", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d"}, 2, "", "or -tls-cert and -tls-key"},
-		{"webhook with what is no certificate", []string{"webhook", "-tls-cert", good, "-tls-key", good}, 1, "", "-tls-cert:"},
-		{"webhook with a configuration that is none", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-config", bad}, 1, "", "hosst: unknown key"},
+		{"webhook with what is no certificate", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-image", "w:1"}, 1, "", "-tls-cert:"},
+		{"webhook without an image", []string{"webhook", "-tls-cert", good, "-tls-key", good}, 1, "", "say with -image which image the sidecars run"},
+		{"webhook with a configuration that is none", []string{"webhook", "-tls-cert", good, "-tls-key", good, "-image", "w:1", "-config", bad}, 1, "", "hosst: unknown key"},
 		{"webhook with an unknown setting", []string{"webhook", "-set", "cary=auto"}, 2, "", "there is no setting cary"},
-		{"webhook outside of a cluster", []string{"webhook", "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d"}, 1, "", "KUBERNETES_SERVICE_PORT are not set"},
+		{"webhook outside of a cluster", []string{"webhook", "-namespace", "a", "-service", "b", "-secret", "c", "-configuration", "d", "-image", "w:1"}, 1, "", "KUBERNETES_SERVICE_PORT are not set"},
 		{"redirect nothing", []string{"redirect"}, 2, "", "give the port of ingress.transparent, of egress.transparent or both"},
 		{"redirect to no port", []string{"redirect", "-inbound", "0"}, 2, "", `"0" is not a port`},
 		{"redirect what are no ports", []string{"redirect", "-app-ports", "80,http"}, 2, "", `"http" is not a port`},
@@ -118,5 +120,18 @@ func TestDemo(t *testing.T) {
 	}
 	if stderr.Len() > 0 {
 		t.Errorf("the demo complains: %s", &stderr)
+	}
+}
+
+// TestImageOf pins that only a release has an image: no other was ever pushed.
+func TestImageOf(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.2.3": "ghcr.io/wopproxy/wopproxy:1.2.3", "v0.1.0-rc.1": "ghcr.io/wopproxy/wopproxy:0.1.0-rc.1",
+		"devel": "", "v1.2.3+dirty": "", "v0.0.0-20260101000000-0123456789ab": "", "v1.2.4-0.20260101000000-0123456789ab": "",
+		"v1.2.3-rc.1.0.20260101000000-0123456789ab+dirty": "",
+	} {
+		if got := imageOf(version); got != want {
+			t.Errorf("imageOf(%q) = %q, want %q", version, got, want)
+		}
 	}
 }

@@ -103,6 +103,11 @@ func (s *splicer) walk(n *yaml.Node, have, want any, p place) error {
 		if have, ok := have.([]any); ok {
 			return s.sequence(n, have, want, p)
 		}
+	case nil:
+		if n.Kind != yaml.ScalarNode {
+			s.empty(n, p)
+			return nil
+		}
 	default:
 		if n.Kind == yaml.ScalarNode && n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0 && n.Value != "" {
 			s.cut(s.start(n), s.end(n, p.indent), scalar(want, n.Style))
@@ -115,12 +120,28 @@ func (s *splicer) walk(n *yaml.Node, have, want any, p place) error {
 	// A key without content becomes a list or a mapping.
 	from, to := s.start(n), s.end(n, p.indent)
 	if p.flow {
-		s.cut(from, to, " "+flow(want))
+		with := flow(want)
+		if from == to {
+			with = " " + with
+		}
+		s.cut(from, to, with)
 		return nil
 	}
+	for from < to && s.text[from-1] == ' ' { // in front of a null that is written out
+		from--
+	}
 	s.cut(from, to, "")
-	s.insertAfter(p.behind, s.block(want, p.indent, p.indent))
+	s.insertAfter(p.behind, s.block(want, p.indent+2, p.indent))
 	return nil
+}
+
+// empty makes a list or a mapping a key without content.
+func (s *splicer) empty(n *yaml.Node, p place) {
+	if from, to := s.start(n), s.end(n, p.indent); p.flow {
+		s.cut(from, to, "null")
+	} else {
+		s.cut(s.lines[n.Line-1], s.lineEnd(to), "")
+	}
 }
 
 func (s *splicer) cut(from, to int, with string) { s.cuts = append(s.cuts, cut{from, to, with}) }

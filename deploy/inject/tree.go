@@ -95,6 +95,7 @@ func objects(v any, p ...string) (found []object) {
 type undo struct {
 	Remove  map[string][]string `json:"remove,omitempty"`  // what was not there: keys by where they are
 	Empty   []string            `json:"empty,omitempty"`   // what was not there, and goes if nothing is left in it
+	Null    []string            `json:"null,omitempty"`    // what was a key without content, and is one again then
 	Restore map[string]any      `json:"restore,omitempty"` // what had another value
 }
 
@@ -113,7 +114,10 @@ func (e *editor) first(value any, p ...string) { e.put(value, true, p) }
 
 func (e *editor) put(value any, first bool, p path) {
 	for i := 1; i < len(p); i++ {
-		if at(e.pod, p[:i]...) == nil {
+		above, _ := at(e.pod, p[:i-1]...).(object)
+		if v, isKey := above[p[i-1]]; v == nil && isKey {
+			e.undo.Null = append(e.undo.Null, p[:i].String())
+		} else if at(e.pod, p[:i]...) == nil {
 			e.undo.Empty = append(e.undo.Empty, p[:i].String())
 		}
 	}
@@ -197,17 +201,27 @@ func (u undo) undone(pod object) {
 	}
 	// What was made first holds what was made later.
 	for _, p := range slices.Backward(u.Empty) {
-		switch p := parsePath(p); v := at(pod, p...).(type) {
-		case object:
-			if len(v) == 0 {
-				put(pod, nil, false, "", p)
-			}
-		case []any:
-			if len(v) == 0 {
-				put(pod, nil, false, "", p)
-			}
+		if p := parsePath(p); empty(at(pod, p...)) {
+			put(pod, nil, false, "", p)
 		}
 	}
+	for _, p := range u.Null {
+		p := parsePath(p)
+		if above, ok := at(pod, p[:len(p)-1]...).(object); ok && empty(at(pod, p...)) {
+			above[p[len(p)-1]] = nil
+		}
+	}
+}
+
+// empty reports whether v is a mapping or a list with nothing in it.
+func empty(v any) bool {
+	switch v := v.(type) {
+	case object:
+		return len(v) == 0
+	case []any:
+		return len(v) == 0
+	}
+	return false
 }
 
 func (u *undo) UnmarshalJSON(text []byte) error {
