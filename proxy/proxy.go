@@ -54,7 +54,7 @@ type Options struct {
 	GRPCUpstream *url.URL       // where the host takes gRPC; default Upstream
 	EgressAddr   netip.AddrPort // where Egress is served: calls that lead back there are refused; default: not known
 
-	IngressAddr netip.AddrPort   // where Ingress listens: what RedirectedIngress gets that was meant for there is Ingress's; default: not known
+	IngressAddr netip.AddrPort   // where Ingress listens: what RedirectedIngress gets that was meant for there is Ingress's, and an Upstream that leads there is not called; default: not known
 	Transparent []netip.AddrPort // where RedirectedIngress and RedirectedEgress listen: what is meant for there is refused; default: not known
 
 	RunTTL       time.Duration // a run is forgotten this long after its last activity; default 1 h
@@ -174,8 +174,8 @@ func New(o Options, p Policy) (*Proxy, error) {
 	if o.CA != nil {
 		px.intercept = newInterceptor(px)
 	}
-	px.inbound = newTransports(nil)
-	px.single = newTransport(nil)
+	px.inbound = newTransports(px.dialHost)
+	px.single = newTransport(px.dialHost)
 	px.single.DisableKeepAlives = true
 	px.extension = ancestry.Extension(o.HostID)
 	px.advertised = newAdvertised(px)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -380,6 +381,40 @@ func TestCallsToEgressItself(t *testing.T) {
 			c.send("GET " + strings.Repeat("/_run/r/http://127.0.0.1:"+port, 100) + "/ HTTP/1.1\nHost: a\n\n")
 			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusLoopDetected || served.Load() != 1 {
 				t.Errorf("a path through us a hundred times: %s after %d rounds, want 508 after one", resp.Status, served.Load())
+			}
+		})
+	}
+}
+
+// An upstream whose name leads to ingress is not called, however a request gets there.
+func TestIngressLeadsToItself(t *testing.T) {
+	for _, listen := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
+		t.Run(listen, func(t *testing.T) {
+			ln, err := net.Listen("tcp", listen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			addr := ln.Addr().(*net.TCPAddr).AddrPort()
+			port := strconv.Itoa(int(addr.Port()))
+			useNameServer(t, "127.0.0.1")
+			s := newSidecar(t, "agent.example.com", "http://host.example.com:"+port, func(o *Options, _ *Policy) { o.IngressAddr = addr })
+			var served atomic.Int64
+			ingress := s.Ingress()
+			srv := &http.Server{ErrorLog: discardLog, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1); ingress.ServeHTTP(w, r) })}
+			done := make(chan struct{})
+			go func() { defer close(done); _ = srv.Serve(ln) }()
+			t.Cleanup(func() { srv.Close(); <-done })
+			for n, body := range []string{"", "short", strings.Repeat("x", 64<<10)} {
+				c := dialRaw(t, "127.0.0.1:"+port)
+				c.send("POST /mcp HTTP/1.1\nHost: a\nContent-Length: " + strconv.Itoa(len(body)) + "\n\n" + body)
+				resp := c.answer(http.MethodPost)
+				says, err := io.ReadAll(resp.Body)
+				if err != nil || resp.StatusCode != http.StatusLoopDetected || !strings.Contains(string(says), "ingress.upstream") {
+					t.Errorf("answer = %s %s, %v, want 508 that says what to mend", resp.Status, says, err)
+				}
+				if got := served.Load(); got != int64(n)+1 {
+					t.Errorf("after %d requests %d were served", n+1, got)
+				}
 			}
 		})
 	}

@@ -118,7 +118,28 @@ func (p *Proxy) dialOut(ctx context.Context, network, addr string) (net.Conn, er
 	return conn, err
 }
 
-// forbiddenAddress is an address that the host does not reach through us.
+// dialHost dials the host, unless its name leads to Ingress, by mistake or since a
+// while: each request would come back as another one, without end.
+func (p *Proxy) dialHost(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{
+		Timeout: dialTimeout, KeepAlive: 30 * time.Second,
+		ControlContext: func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
+			ap, err := netip.ParseAddrPort(resolved)
+			if err != nil {
+				return nil
+			}
+			for _, end := range endsOf(ap.Addr()) {
+				if leadsTo(p.o.IngressAddr, netip.AddrPortFrom(end, ap.Port())) {
+					return forbiddenAddress{addr: ap, why: "is ingress.listen of this proxy: ingress.upstream has to lead to the host itself", loop: true}
+				}
+			}
+			return nil
+		},
+	}
+	return d.DialContext(ctx, network, addr)
+}
+
+// forbiddenAddress is an address that nobody reaches through us.
 type forbiddenAddress struct {
 	addr netip.AddrPort
 	why  string
