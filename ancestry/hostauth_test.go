@@ -162,6 +162,34 @@ func TestHostAuthAsksAsTheCaller(t *testing.T) {
 	}
 }
 
+// TestHostAuthLeadsToTheHostAlone: whatever a request says, the question goes to the
+// configured address, with its credentials.
+func TestHostAuthLeadsToTheHostAlone(t *testing.T) {
+	const elsewhere = "169.254.169.254"
+	for _, tt := range []struct{ target, host, header string }{
+		{"/v1/runs/root-1/ancestry", elsewhere, ""},
+		{"http://" + elsewhere + "/v1/runs/root-1/ancestry", elsewhere, ""},
+		{"/v1/runs/root-1/ancestry", "a", "X-Forwarded-Host: " + elsewhere},
+		{"/v1/runs/root-1/ancestry", "a", "Forwarded: host=" + elsewhere},
+		{"/v1/runs/@" + elsewhere + "/ancestry", "a", ""},
+		{"/v1/runs/http:%2F%2F" + elsewhere + "%2F/ancestry", "a", ""},
+		{"/runs/%2F%2F" + elsewhere + "/ancestry", "a", ""},
+	} {
+		asked := 0
+		h := hostAPI(t, func(w http.ResponseWriter, r *http.Request) { asked++; reply(404, `{}`)(w, r) }, ancestry.APIOptions{})
+		r := httptest.NewRequest(http.MethodGet, tt.target, nil)
+		r.Host = tt.host
+		if name, value, ok := strings.Cut(tt.header, ": "); ok {
+			r.Header.Set(name, value)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != http.StatusNotFound || asked != 1 {
+			t.Errorf("%s for %s: %d %s, and the host was asked %d times, want its 404", tt.target, tt.host, w.Code, w.Body, asked)
+		}
+	}
+}
+
 // A run that the host cannot know must look, to all but the token's bearer,
 // like a run that nobody knows.
 func TestRunsTheHostCannotKnow(t *testing.T) {

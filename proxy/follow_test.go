@@ -543,6 +543,26 @@ func TestFollowStops(t *testing.T) {
 	s.awaitSeries(t, "wopproxy_followed_runs", 0)
 }
 
+// TestFollowLeadsToTheHostAlone: no id of a run, which the host or its callers may
+// choose, leads elsewhere than to the configured address.
+func TestFollowLeadsToTheHostAlone(t *testing.T) {
+	base, err := url.Parse("https://host.example.com:8443/base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []ancestry.RunID{"@169.254.169.254", "//169.254.169.254/", "http://169.254.169.254/", "/../../x", "..", "%2e%2e%2f", `\\169.254.169.254\x`, "x?y#z"} {
+		for _, v1 := range []bool{false, true} {
+			l := &runLog{followed: followed{id, v1}, ways: waysTo(v1)}
+			for ; len(l.ways) > 0; l.ways = l.ways[1:] {
+				sent, err := url.Parse(l.url(base).String())
+				if err != nil || sent.Scheme != base.Scheme || sent.Host != base.Host || sent.User != nil || !strings.HasPrefix(sent.EscapedPath(), "/base/") || strings.Count(sent.EscapedPath(), "/") > 6 {
+					t.Errorf("the log of %q is asked for at %v, %v", id, sent, err)
+				}
+			}
+		}
+	}
+}
+
 // TestFollowCredentialGoesWithItsURL: a reload that moves the logs elsewhere, and
 // with them to another credential, never shows that to who had the logs before.
 func TestFollowCredentialGoesWithItsURL(t *testing.T) {
