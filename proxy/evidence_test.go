@@ -188,22 +188,20 @@ func asIs(*Options, *Policy) {}
 
 // toldOf lists what a set of receipts tells of each step, sorted.
 func toldOf(receipts []peac.Receipt) []string {
-	steps := map[string][]string{}
+	steps, kinds := map[string]string{}, map[string][]string{}
 	for _, r := range receipts {
-		x := r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)
+		id, x := r.Workflow.StepID, r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)
 		kind := strings.TrimSuffix(strings.TrimPrefix(r.Claims.Type, "org.peacprotocol/agent-action-"), "-observed")
 		if g, ok := r.Claims.Extensions["dev.wopproxy/progress"].(map[string]any); ok {
 			kind = fmt.Sprint(g["state"])
 		}
-		steps[r.Workflow.StepID] = append(steps[r.Workflow.StepID], fmt.Sprintf("%s %v", kind, x["outcome"]))
-		if len(steps[r.Workflow.StepID]) == 1 {
-			steps[r.Workflow.StepID][0] = fmt.Sprintf("%v %v %d: %s", x["direction"], x["protocol"], len(r.Workflow.ParentStepIDs), steps[r.Workflow.StepID][0])
-		}
+		steps[id] = fmt.Sprintf("%v %v %d: ", x["direction"], x["protocol"], len(r.Workflow.ParentStepIDs))
+		kinds[id] = append(kinds[id], fmt.Sprintf("%s %v", kind, x["outcome"]))
 	}
 	var list []string
-	for _, s := range steps {
-		slices.Sort(s[1:])
-		list = append(list, strings.Join(s, ", "))
+	for id, step := range steps {
+		slices.Sort(kinds[id])
+		list = append(list, step+strings.Join(kinds[id], ", "))
 	}
 	slices.Sort(list)
 	return list
@@ -219,8 +217,8 @@ func TestEvidenceOfTwoHosts(t *testing.T) {
 		t.Errorf("A has external parents: %v", external)
 	}
 	wantA := []string{
+		"egress a2a 1: completed ongoing, delegated ongoing, input-required ongoing, working ongoing",
 		"egress a2a 1: delegated ok",
-		"egress a2a 1: delegated ongoing, completed ongoing, input-required ongoing, working ongoing",
 		"egress mcp 1: invoked ok",
 		"egress mcp 1: invoked protocol_error",
 		"ingress http 0: dev.wopproxy/exchange ok",
@@ -231,8 +229,8 @@ func TestEvidenceOfTwoHosts(t *testing.T) {
 	ofB, external := h.fb.of(t, workflow)
 	wantB := []string{
 		"egress mcp 2: invoked ok",
+		"ingress a2a 1: completed ongoing, input-required ongoing, invoked ongoing, working ongoing",
 		"ingress a2a 1: invoked ok",
-		"ingress a2a 1: invoked ongoing, completed ongoing, input-required ongoing, working ongoing",
 		"ingress mcp 1: invoked ok",
 		"ingress mcp 1: invoked protocol_error",
 	}
