@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/config"
 )
@@ -57,7 +59,7 @@ func TestMinter(t *testing.T) {
 		want             string // of the error; empty: it starts
 	}{
 		{"a key", "key.pem", secret, nil, ""},
-		{"one before and one after", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, ""},
+		{"and one that has signed", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, ""},
 		{"a lost key", "lost.pem", secret, nil, "evidence.key: " + at("lost.pem") + ": open " + at("lost.pem")},
 		{"no key", "other.pem", secret, nil, "make one with openssl genpkey -algorithm ed25519"},
 		{"the public half", "key.pub", secret, nil, "write the file of the private one"},
@@ -74,7 +76,7 @@ func TestMinter(t *testing.T) {
 			c := config.Default()
 			c.Host.ID = "agent.example.com"
 			c.Evidence.Issuer, c.Evidence.Key.File, c.Evidence.Keys = "https://agent.example.com", at(tt.key), tt.keys
-			s := &sidecar{store: ownHosts{store}, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+			s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 			m, err := s.newMinter(c, &secrets{idKey: tt.idKey})
 			if tt.want == "" {
 				if err != nil || m == nil || len(m.Ring()) != 1+len(tt.keys) {
