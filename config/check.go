@@ -36,7 +36,7 @@ func (d *decoder) checkEvidence(c *Config) {
 			given bool
 		}{
 			{"evidence.key", e.Key.File != ""}, {"evidence.keyId", e.KeyID != ""}, {"evidence.keys", len(e.Keys) > 0},
-			{"evidence.idKey", !e.IDKey.IsZero()}, {"evidence.attach", e.Attach},
+			{"evidence.revoked", len(e.Revoked) > 0}, {"evidence.idKey", !e.IDKey.IsZero()},
 		} {
 			if k.given {
 				d.refuse(k.key, what)
@@ -54,6 +54,27 @@ func (d *decoder) checkEvidence(c *Config) {
 		d.refuse("evidence.idKey", "%s is evidence.key, make a secret of its own with openssl rand -hex 32", e.IDKey.File)
 	}
 	d.checkKeys(e)
+	d.checkRevoked(e)
+}
+
+// checkRevoked asks that verifiers can read what they are told of revoked keys.
+func (d *decoder) checkRevoked(e Evidence) {
+	const most = 100
+	if len(e.Revoked) > most {
+		d.refuse("evidence.revoked", "more than %d keys, remove the oldest", most)
+	}
+	for i, k := range e.Revoked {
+		key := fmt.Sprintf("evidence.revoked[%d]", i)
+		if k.KeyID == "" {
+			d.refuse(key+".keyId", "required, write the id that receipts name the key by")
+		}
+		if k.At.IsZero() {
+			d.refuse(key+".at", "required, write for example 2026-11-22T10:00:00Z")
+		}
+		if k.KeyID != "" && k.KeyID == e.KeyID {
+			d.refuse(key+".keyId", "it is evidence.keyId, have another key sign")
+		}
+	}
 }
 
 // checkKeys asks that further keys can be told apart, and in which order they sign.

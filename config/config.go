@@ -391,6 +391,10 @@ type Evidence struct {
 	// Keys are further keys of the issuer: those that will sign, and those that have
 	// signed and are still to be published. Default []. A change needs a restart.
 	Keys []EvidenceKey `yaml:"keys" restart:"yes"`
+	// Revoked are keys whose receipts are no longer to be believed, as the issuer's
+	// document then tells verifiers. None of them may be one that signs, or will.
+	// Default []; at most 100. A change needs a restart.
+	Revoked []RevokedKey `yaml:"revoked" restart:"yes"`
 	// IDKey is the secret that ids of workflows and steps are derived with: 32
 	// bytes, written as 64 hex digits. Replicas share it; with another one, the ids of
 	// what goes on change. It is not key. Default none. A change needs a restart.
@@ -400,10 +404,6 @@ type Evidence struct {
 	// a call and its trace, open names the tool. Default balanced. A change needs a
 	// restart.
 	Privacy Privacy `yaml:"privacy" enum:"strict|balanced|open" restart:"yes"`
-	// Attach puts the receipt of a call that has arrived into the answer, where the
-	// protocol has a place for it and none is there. Default false. A change needs a
-	// restart.
-	Attach bool `yaml:"attach" restart:"yes"`
 	// Queue is how many receipts may wait to be signed and stored; further ones are
 	// dropped and counted, and their workflow gets no summary. Default 8192; 1 to
 	// 1000000. A change needs a restart.
@@ -431,6 +431,16 @@ type EvidenceKey struct {
 	// Retire is when it is no longer published, at least 30 days after it has signed
 	// for the last time. Without it that is never.
 	Retire Time `yaml:"retire"`
+}
+
+// RevokedKey is a key of the issuer that is no longer to be believed.
+type RevokedKey struct {
+	// KeyID is the id that receipts name it by. Required.
+	KeyID string `yaml:"keyId" pattern:"^[!-~]{1,256}$" want:"1 to 256 visible ASCII characters, write for example 2026-11"`
+	// At is when it was revoked. Required.
+	At Time `yaml:"at"`
+	// Reason is why. Default none.
+	Reason string `yaml:"reason" enum:"key_compromise|superseded|cessation_of_operation|privilege_withdrawn"`
 }
 
 // Privacy is how much receipts tell.
