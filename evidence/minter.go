@@ -49,6 +49,10 @@ type Options struct {
 	Names  int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
 	Now    func() time.Time // default time.Now
 
+	// Live says whether a run, by an id that it was stored with, has not been seen to
+	// end; default: each has.
+	Live func(ancestry.RunID) bool
+
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
 }
@@ -63,6 +67,7 @@ type Minter struct {
 	tasks    *memory[*Step]
 	metrics  metrics
 	queue    chan *entry
+	accounts sync.Mutex // held while a workflow is accounted for
 
 	mu      sync.Mutex
 	stopped bool            // nothing is taken any more
@@ -89,6 +94,9 @@ func New(o Options) (*Minter, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Live == nil {
+		o.Live = func(ancestry.RunID) bool { return false }
 	}
 	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}}
 	var err error

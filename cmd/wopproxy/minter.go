@@ -2,13 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/config"
 	"github.com/wopproxy/wopproxy/evidence"
 )
@@ -40,8 +44,44 @@ func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, e
 	}
 	return evidence.New(evidence.Options{
 		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey, Privacy: evidence.Privacy(c.Evidence.Privacy),
-		Store: store, Queue: c.Evidence.Queue, Registerer: s.metrics, Logger: s.log,
+		Store: store, Queue: c.Evidence.Queue, Live: s.isLive,
+		Registerer: s.metrics, Logger: s.log,
 	})
+}
+
+// isLive says whether a run goes on, by either of its ids. Until there is a proxy,
+// none does.
+func (s *sidecar) isLive(id ancestry.RunID) bool {
+	return s.proxy != nil && slices.ContainsFunc(s.proxy.Live(), func(r ancestry.LiveRun) bool { return r.Run == id || r.Alias == id })
+}
+
+// signed answers for a run with what was signed of it; nil: nothing is.
+func (s *sidecar) signed() func(context.Context, ancestry.EvidenceQuery) (any, error) {
+	if s.minter == nil {
+		return nil
+	}
+	return func(ctx context.Context, q ancestry.EvidenceQuery) (any, error) {
+		workflow, err := s.minter.WorkflowOf(ctx, q.Runs...)
+		if err != nil {
+			return nil, err
+		}
+		if q.Proof != "" {
+			return s.minter.Extract(ctx, workflow, q.Proof)
+		}
+		return s.minter.Bundle(ctx, workflow, q.After, q.Limit)
+	}
+}
+
+// published has next stand behind what an issuer publishes.
+func (s *sidecar) published(c *config.Config, next http.Handler) (http.Handler, error) {
+	if s.minter == nil {
+		return next, nil
+	}
+	var revoked []peac.RevokedKey
+	for _, k := range c.Evidence.Revoked {
+		revoked = append(revoked, peac.RevokedKey{KeyID: k.KeyID, RevokedAt: peac.FormatTime(k.At.Time), Reason: k.Reason})
+	}
+	return evidence.Publish(next, c.Evidence.Issuer, s.minter.Ring(), revoked, time.Now)
 }
 
 // evidenceStore is the store as one for receipts; nil: it keeps none.

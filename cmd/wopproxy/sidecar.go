@@ -46,6 +46,7 @@ type sidecar struct {
 	trust    trust
 	proxy    *proxy.Proxy
 	api      *ancestry.API
+	inbound  http.Handler  // what callers of the host reach
 	serving  chan struct{} // closed when everything is served
 	drain    drain
 	listeners
@@ -151,9 +152,13 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 		Endpoint:   s.proxy.AncestryEndpoint,
 		Live:       s.proxy.Live,
 		Handoffs:   s.proxy.Handoffs,
+		Evidence:   s.signed(),
 		Findings:   func(ids ...ancestry.RunID) (any, bool) { return s.proxy.Findings(ids...) },
 		Registerer: s.metrics, Logger: s.log,
 	})
+	if err == nil {
+		s.inbound, err = s.published(c, s.api.Wrap(s.proxy.Ingress()))
+	}
 	return err
 }
 
@@ -231,7 +236,7 @@ func (s *sidecar) serveTraffic(ctx context.Context, c *config.Config) error {
 		return o
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	into, out := s.parting(s.proxy.CheckOrigin(s.api.Wrap(s.proxy.Ingress()))), s.proxy.Egress()
+	into, out := s.parting(s.proxy.CheckOrigin(s.inbound)), s.proxy.Egress()
 	g.Go(func() error { return serve(ctx, s.ingress, into, forCallers()) })
 	g.Go(func() error { return serve(ctx, s.egress, out, forHost()) })
 	if s.redirectedIn != nil {

@@ -1,0 +1,406 @@
+package evidence
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
+)
+
+const testIssuer = "https://agent.example.com"
+
+// seen is a Minter whose receipts are signed when the test says so, on a clock of
+// the test's.
+type seen struct {
+	*Minter
+	t    *testing.T
+	now  time.Time
+	live map[ancestry.RunID]bool
+}
+
+func seeing(t *testing.T, edit func(*Options)) *seen {
+	t.Helper()
+	s := &seen{t: t, now: time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC), live: map[ancestry.RunID]bool{}}
+	key := ed25519.NewKeyFromSeed(make([]byte, 32))
+	o := Options{
+		Issuer: testIssuer, Host: "agent.example.com", IDKey: []byte("a secret of 32 bytes for the ids"), Store: NewMemory(),
+		Keys: []Key{{peac.Rotation{KeyID: "2026-11", Public: key.Public().(ed25519.PublicKey)}, key}},
+		Now:  func() time.Time { return s.now },
+		Live: func(run ancestry.RunID) bool { return s.live[run] },
+	}
+	edit(&o)
+	var err error
+	if s.Minter, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// tick lets a second pass.
+func (s *seen) tick() time.Time {
+	s.now = s.now.Add(time.Second)
+	return s.now
+}
+
+// end ends a step, and signs what there is to sign.
+func (s *seen) end(step *Step, direction string, outcome Outcome) {
+	o := Observed{Direction: direction, Protocol: MCP, Method: "tools/call", Outcome: outcome, Ended: s.tick()}
+	if direction == Egress {
+		o.Protocol, o.Method, o.Callee = A2A, "SendMessage", "b.example.com"
+	}
+	s.End(step, o)
+	s.settle()
+}
+
+func (s *seen) settle() {
+	for len(s.queue) > 0 {
+		s.keep(s.t.Context(), s.batch(<-s.queue))
+	}
+	s.keep(s.t.Context(), nil)
+}
+
+// bundle reads the evidence of a workflow in pages, and joins them.
+func (s *seen) whole(workflow string, limit int) peac.Bundle {
+	s.t.Helper()
+	var whole peac.Bundle
+	for after := ""; ; {
+		b, err := s.Bundle(s.t.Context(), workflow, after, limit)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if len(b.Receipts) > limit {
+			s.t.Fatalf("a page of %d receipts, want %d at most", len(b.Receipts), limit)
+		}
+		whole = whole.Join(b)
+		if after = b.Next; after == "" {
+			return whole
+		}
+	}
+}
+
+// verify checks a bundle by what it brings.
+func (s *seen) verify(b peac.Bundle) peac.Report {
+	s.t.Helper()
+	raw, err := json.Marshal(b)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	read, err := peac.ParseBundle(raw)
+	if err != nil {
+		s.t.Fatalf("%v: %s", err, raw)
+	}
+	set, err := peac.ParseJWKS(read.JWKS)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return read.Verify(set.Of(testIssuer), s.now)
+}
+
+// call has a run begin, and call out three times: a call that fails, its retry, and
+// one more.
+func (s *seen) call(run ancestry.RunID) (root *Step, r *Run) {
+	r = s.Open(run, Origin{})
+	root = s.Arrive(r, Place{}, s.tick())
+	for _, outcome := range []Outcome{Timeout, OK, OK} {
+		s.end(s.Leave(r, s.tick()), Egress, outcome)
+	}
+	return root, r
+}
+
+// TestBundle has what is kept of a run hold, in one page and in many, whole and one
+// receipt of it.
+func TestBundle(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, _ := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	workflow, err := s.WorkflowOf(t.Context(), "nobody", "acme/run-1")
+	if err != nil || workflow != root.Workflow {
+		t.Fatalf("WorkflowOf = %q, %v", workflow, err)
+	}
+	for _, limit := range []int{1, 3, 4, 1000} {
+		b := s.whole(workflow, limit)
+		report := s.verify(b)
+		if !report.OK() || report.Summary == nil || len(report.Steps) != 4 || b.Commitment == nil || b.Commitment.TreeSize != 4 {
+			t.Fatalf("pages of %d: %+v", limit, report)
+		}
+		e := report.Summary.Evidence
+		if e.Status != peac.Completed || e.ErrorContext != nil || e.StartedAt != "2026-11-22T10:00:01Z" || e.CompletedAt == "" || len(e.AgentsInvolved) != 2 {
+			t.Errorf("summary %+v", e)
+		}
+	}
+	for _, jws := range s.whole(workflow, 1000).Receipts {
+		b, err := s.Extract(t.Context(), workflow, peac.ReceiptRef(jws))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report := s.verify(b); !report.OK() || report.Of != 4 || report.Summary == nil || !slices.Equal(b.Receipts, []string{jws}) {
+			t.Errorf("an extract: %+v", report)
+		}
+	}
+	if _, err := s.Extract(t.Context(), workflow, peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
+		t.Errorf("an extract of what is not there: %v", err)
+	}
+	if _, err := s.WorkflowOf(t.Context(), "nobody", "wf_nobody"); !errors.Is(err, ancestry.ErrNotFound) {
+		t.Errorf("the workflow of nobody: %v", err)
+	}
+	if of, err := s.WorkflowOf(t.Context(), ancestry.RunID(workflow)); err != nil || of != workflow {
+		t.Errorf("WorkflowOf(%s) = %q, %v", workflow, of, err)
+	}
+}
+
+// TestBundleStatus has a summary say of a workflow's end what was seen of it.
+func TestBundleStatus(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		end    func(s *seen, root *Step, r *Run)
+		status string
+		code   string
+	}{
+		{"it failed", func(s *seen, root *Step, _ *Run) { s.end(root, Ingress, ProtocolError) }, peac.Failed, "protocol_error"},
+		{"nobody answered", func(s *seen, root *Step, _ *Run) { s.end(root, Ingress, Unreachable) }, peac.Failed, "unreachable"},
+		{"its caller went", func(s *seen, root *Step, _ *Run) { s.end(root, Ingress, Cancelled) }, peac.Cancelled, ""},
+		{"its task goes on", func(s *seen, root *Step, _ *Run) { s.end(root, Ingress, Ongoing) }, peac.InProgress, ""},
+		{"it is live", func(s *seen, root *Step, _ *Run) {
+			s.end(root, Ingress, OK)
+			s.live["acme/run-1"] = true
+		}, peac.InProgress, ""},
+		{"its task was done", func(s *seen, root *Step, _ *Run) {
+			for _, state := range []string{"submitted", "working", "completed"} {
+				s.State(root, state, Observed{Direction: Ingress, Protocol: A2A, Method: "SendStreamingMessage", Ended: s.tick()})
+			}
+			s.end(root, Ingress, Cancelled)
+		}, peac.Completed, ""},
+		{"its task failed", func(s *seen, root *Step, _ *Run) {
+			s.State(root, "failed", Observed{Direction: Ingress, Protocol: A2A, Method: "SendStreamingMessage", Ended: s.tick()})
+			s.end(root, Ingress, OK)
+		}, peac.Failed, "protocol_error"},
+	} {
+		s := seeing(t, func(*Options) {})
+		root, r := s.call("acme/run-1")
+		tt.end(s, root, r)
+		b := s.whole(root.Workflow, 1000)
+		report := s.verify(b)
+		if !report.OK() || report.Summary == nil {
+			t.Fatalf("%s: %+v", tt.name, report)
+		}
+		e := report.Summary.Evidence
+		if e.Status != tt.status || (e.CompletedAt == "") != (tt.status == peac.InProgress) {
+			t.Errorf("%s: %s, completed at %q; want %s", tt.name, e.Status, e.CompletedAt, tt.status)
+		}
+		if (e.ErrorContext == nil) != (tt.code == "") || e.ErrorContext != nil && (e.ErrorContext.ErrorCode != tt.code || e.ErrorContext.FailedStepID != root.Step) {
+			t.Errorf("%s: error %+v, want %q", tt.name, e.ErrorContext, tt.code)
+		}
+	}
+}
+
+// TestBundleWithoutSummary has no summary where it could not be true, and the
+// receipts all the same.
+func TestBundleWithoutSummary(t *testing.T) {
+	for name, change := range map[string]func(s *seen, root *Step) *seen{
+		"the call goes on": func(s *seen, _ *Step) *seen { return s },
+		"a receipt was lost": func(s *seen, root *Step) *seen {
+			s.end(root, Ingress, OK)
+			if err := s.o.Store.Add(t.Context(), nil, []string{root.Workflow}); err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+		"a receipt is not ours": func(s *seen, root *Step) *seen {
+			s.end(root, Ingress, OK)
+			other := seeing(t, func(o *Options) {
+				key := ed25519.NewKeyFromSeed([]byte("the seed of somebody else, 32 B."))
+				o.Keys[0] = Key{peac.Rotation{KeyID: "2026-12", Public: key.Public().(ed25519.PublicKey)}, key}
+				o.Store = s.o.Store
+			})
+			other.now = s.now
+			r := other.Open("acme/run-1", Origin{})
+			other.end(other.Arrive(r, Place{}, other.tick()), Ingress, OK)
+			s.now = other.now
+			return s
+		},
+		"the clock was set back": func(s *seen, root *Step) *seen {
+			s.end(root, Ingress, OK)
+			s.now = s.now.Add(-time.Minute)
+			return s
+		},
+	} {
+		s := seeing(t, func(*Options) {})
+		root, _ := s.call("acme/run-1")
+		s = change(s, root)
+		b := s.whole(root.Workflow, 1000)
+		if b.Summary != "" || len(b.Receipts) < 3 || b.Commitment == nil {
+			t.Errorf("%s: %d receipts, commitment %v, summary %q", name, len(b.Receipts), b.Commitment, b.Summary)
+		}
+	}
+	s := seeing(t, func(o *Options) { o.Issuer = "did:web:agent.example.com" })
+	root, _ := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	if b := s.whole(root.Workflow, 1000); b.Summary != "" || len(b.Receipts) != 4 {
+		t.Errorf("of a DID: %d receipts, summary %q", len(b.Receipts), b.Summary)
+	}
+}
+
+// TestBundleStrict has a summary name nobody.
+func TestBundleStrict(t *testing.T) {
+	s := seeing(t, func(o *Options) { o.Privacy = Strict })
+	root, _ := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	report := s.verify(s.whole(root.Workflow, 1000))
+	if !report.OK() || report.Summary == nil {
+		t.Fatalf("%+v", report)
+	}
+	if e := report.Summary.Evidence; e.OrchestratorID != "ref:orchestrator" || len(e.AgentsInvolved) != 0 {
+		t.Errorf("%+v", e)
+	}
+}
+
+// endless is a store of more receipts than a bundle may have.
+type endless struct{ Store }
+
+func (endless) Receipts(_ context.Context, workflow, _ string, limit int) ([]Receipt, string, error) {
+	page := make([]Receipt, limit)
+	for i := range page {
+		page[i] = Receipt{Workflow: workflow, JWS: "x"}
+	}
+	return page, "more", nil
+}
+
+// TestBundleTooLarge has a workflow without an end cost no more than a large one.
+func TestBundleTooLarge(t *testing.T) {
+	s := seeing(t, func(o *Options) { o.Store = endless{NewMemory()} })
+	if _, err := s.Extract(t.Context(), "wf_x", peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
+		t.Errorf("Extract: %v", err)
+	}
+	if b, err := s.Bundle(t.Context(), "wf_x", "", 10); err != nil || len(b.Receipts) != 10 || b.Next != "more" {
+		t.Errorf("Bundle = %d receipts, next %q, %v", len(b.Receipts), b.Next, err)
+	}
+}
+
+// TestPublish has readers find the keys, as they are when they ask.
+func TestPublish(t *testing.T) {
+	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	day := 24 * time.Hour
+	rotation := func(id, seed string, publish, sign, retire time.Time) peac.Rotation {
+		key := ed25519.NewKeyFromSeed([]byte((seed + strings.Repeat("x", 32))[:32]))
+		return peac.Rotation{KeyID: id, Public: key.Public().(ed25519.PublicKey), Publish: publish, Sign: sign, Retire: retire}
+	}
+	ring := peac.KeyRing{
+		rotation("lost", "a", now.Add(-300*day), now.Add(-300*day), time.Time{}),
+		rotation("old", "b", now.Add(-200*day), now.Add(-200*day), now.Add(40*day)),
+		rotation("new", "c", now, now.Add(5*day), time.Time{}),
+	}
+	revoked := []peac.RevokedKey{{KeyID: "lost", RevokedAt: "2026-05-01T00:00:00Z", Reason: "key_compromise"}}
+	clock := now
+	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	h, err := Publish(next, testIssuer, ring, revoked, func() time.Time { return clock })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(method, target string, header ...string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, target, nil)
+		if len(header) > 0 {
+			r.Header.Set(header[0], header[1])
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	w := ask("GET", IssuerPath)
+	document, err := peac.ParseIssuer(w.Body.Bytes(), testIssuer)
+	if err != nil || document.JWKSURI != testIssuer+KeysPath || len(document.RevokedKeys) != 1 {
+		t.Fatalf("%v: %s", err, w.Body)
+	}
+	for name, want := range map[string]string{"Content-Type": "application/json; charset=utf-8", "Cache-Control": "public, max-age=3600"} {
+		if got := w.Header().Get(name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	keys := func() string {
+		set, err := peac.ParseJWKS(ask("GET", KeysPath).Body.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for _, k := range set.Keys {
+			ids = append(ids, k.KeyID)
+		}
+		return strings.Join(ids, " ")
+	}
+	tag := ask("GET", KeysPath).Header().Get("ETag")
+	for _, step := range []struct {
+		after time.Duration
+		want  string
+	}{{-day, "old"}, {0, "old new"}, {39 * day, "old new"}, {40 * day, "new"}} {
+		if clock = now.Add(step.after); keys() != step.want {
+			t.Errorf("after %s: %s, want %s", step.after, keys(), step.want)
+		}
+	}
+	if got := ask("GET", KeysPath).Header().Get("ETag"); got == tag || got == "" {
+		t.Errorf("ETag %s before and after a key went", got)
+	}
+	clock = now
+	if w := ask("GET", KeysPath, "If-None-Match", tag); w.Code != http.StatusNotModified || w.Body.Len() > 0 {
+		t.Errorf("a reader who has it: %d, %s", w.Code, w.Body)
+	}
+	if w := ask("HEAD", KeysPath); w.Code != http.StatusOK || w.Header().Get("ETag") != tag || w.Body.Len() > 0 {
+		t.Errorf("HEAD: %d, %s", w.Code, w.Body)
+	}
+	for _, other := range [][2]string{{"POST", KeysPath}, {"GET", "/"}, {"GET", KeysPath + "/"}, {"GET", "/.well-known/jwks.json"}, {"GET", "/.well-known/peac%2Djwks.json"}} {
+		if w := ask(other[0], other[1]); w.Code != http.StatusTeapot {
+			t.Errorf("%s %s does not reach the host: %d", other[0], other[1], w.Code)
+		}
+	}
+}
+
+// TestPublishRefuses has a start fail with keys that can't be published.
+func TestPublishRefuses(t *testing.T) {
+	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	ring := seeing(t, func(*Options) {}).Ring()
+	next := http.NotFoundHandler()
+	at := func() time.Time { return now }
+	many := slices.Clone(ring)
+	for i := range 20 {
+		k := many[0]
+		k.KeyID, k.Sign = strings.Repeat("k", i+1), now.Add(time.Hour*time.Duration(i+1))
+		many = append(many, k)
+	}
+	leaving := func(k peac.Rotation, next ...peac.Rotation) peac.KeyRing {
+		k.Retire = now.Add(peac.MinOverlap)
+		return append(peac.KeyRing{k}, next...)
+	}
+	revoked := func(id, at string) []peac.RevokedKey { return []peac.RevokedKey{{KeyID: id, RevokedAt: at}} }
+	for name, tt := range map[string]struct {
+		ring    peac.KeyRing
+		revoked []peac.RevokedKey
+		want    string
+	}{
+		"no key":            {nil, nil, "no key signs yet"},
+		"the one is gone":   {ring, revoked("2026-11", "2026-11-01T00:00:00Z"), `key "2026-11" is revoked, and is to sign`},
+		"a later one":       {many[:2], revoked("k", "2026-11-01T00:00:00Z"), `key "k" is revoked, and is to sign`},
+		"too many":          {many, nil, "21 keys at once"},
+		"it leaves":         {leaving(ring[0]), nil, "retires less than 720h0m0s after"},
+		"it leaves early":   {leaving(ring[0], many[1]), nil, "retires less than 720h0m0s after"},
+		"revoked some time": {ring, revoked("other", "lately"), "a revoked key lacks"},
+	} {
+		if _, err := Publish(next, testIssuer, tt.ring, tt.revoked, at); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+	h, err := Publish(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), "did:web:agent.example.com", ring, nil, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, httptest.NewRequest("GET", IssuerPath, nil)); w.Code != http.StatusTeapot {
+		t.Errorf("an issuer without an origin publishes: %d", w.Code)
+	}
+}
