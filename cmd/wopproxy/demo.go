@@ -34,11 +34,15 @@ and the hosts forward traceparent and tracestate, as OpenTelemetry does. Every
 link is then asked for over HTTP and compared with what the hosts know of
 themselves. Exits 1 if a link is wrong or missing.
 
+With -evidence each wopproxy signs a receipt of what passes it, and those of the
+first run are verified.
+
 `
 
 func demoCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f := newFlags("demo", demoManual, stderr)
 	runs := f.Int("runs", 16, "runs at once in the second part")
+	signed := f.Bool("evidence", false, "have receipts of each hop signed, and verify them")
 	hold := f.Bool("hold", false, "stay up afterwards, until interrupted, to look around")
 	if _, err := parse(f, args, 0); err != nil {
 		return err
@@ -52,7 +56,7 @@ func demoCommand(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		return err
 	}
 	defer os.RemoveAll(dir)
-	d, err := startDemo(ctx, dir, stderr)
+	d, err := startDemo(ctx, dir, *signed, stderr)
 	if err != nil {
 		return err
 	}
@@ -67,6 +71,7 @@ func demoCommand(ctx context.Context, args []string, stdout, stderr io.Writer) e
 // demo is three sites, each calling the next.
 type demo struct {
 	sites   [3]*site // planner, researcher, tools
+	signed  bool     // there is evidence
 	command string   // that shows the first chain again
 }
 
@@ -82,15 +87,22 @@ type site struct {
 func (s *site) base() string { return "http://" + s.sidecar.ingress.Addr().String() }
 
 // startDemo starts the sites from the last, which calls nobody, to the first.
-func startDemo(ctx context.Context, dir string, stderr io.Writer) (*demo, error) {
-	d := &demo{}
+func startDemo(ctx context.Context, dir string, signed bool, stderr io.Writer) (*demo, error) {
+	d := &demo{signed: signed}
 	for i, make := range []func() *demoHost{
 		newToolServer,
 		func() *demoHost { return newAgent(callTool, d.sites[2].base()) },
 		func() *demoHost { return newAgent(sendMessage, d.sites[1].base()) },
 	} {
 		name := []string{"tools", "researcher", "planner"}[i]
-		s, err := startSite(ctx, name+".demo", make(), filepath.Join(dir, name), stderr)
+		more := ""
+		if signed {
+			var err error
+			if more, err = demoKeys(name+".demo", dir); err != nil {
+				return nil, errors.Join(err, d.stop())
+			}
+		}
+		s, err := startSite(ctx, name+".demo", make(), filepath.Join(dir, name), more, stderr)
 		if err != nil {
 			return nil, errors.Join(err, d.stop())
 		}
@@ -99,8 +111,9 @@ func startDemo(ctx context.Context, dir string, stderr io.Writer) (*demo, error)
 	return d, nil
 }
 
-// startSite puts a sidecar in front of and behind a host.
-func startSite(ctx context.Context, hostID string, host *demoHost, store string, stderr io.Writer) (*site, error) {
+// startSite puts a sidecar in front of and behind a host. more is added to its
+// configuration.
+func startSite(ctx context.Context, hostID string, host *demoHost, store, more string, stderr io.Writer) (*site, error) {
 	if err := host.start(); err != nil {
 		return nil, err
 	}
@@ -112,7 +125,7 @@ admin: { listen: "127.0.0.1:0" }
 ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none } }
 drain: { delay: 0s, timeout: 5s }
 log: { level: warn }
-`, hostID, host.addr(), store)))
+%s`, hostID, host.addr(), store, more)))
 	if err != nil {
 		return nil, errors.Join(err, host.stop())
 	}
@@ -157,6 +170,11 @@ func (d *demo) show(ctx context.Context, w io.Writer, many int) error {
 	}
 	if err := d.showChain(ctx, w, "question 1"); err != nil {
 		return err
+	}
+	if d.signed {
+		if err := d.showEvidence(ctx, w, "question 1"); err != nil {
+			return err
+		}
 	}
 
 	fmt.Fprintf(w, "\n2. %d runs at once. The hosts forward traceparent and tracestate, as OpenTelemetry does.\n\n", many)

@@ -15,8 +15,8 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-// TestEvidence verifies bundles from files and hosts, whole and broken.
-func TestEvidence(t *testing.T) {
+// TestEvidenceCommand verifies bundles from files and hosts, whole and broken.
+func TestEvidenceCommand(t *testing.T) {
 	const issuer = "https://sidecar.example.com"
 	key := ed25519.NewKeyFromSeed(make([]byte, 32))
 	signer, err := peac.NewSigner(issuer, "k", key)

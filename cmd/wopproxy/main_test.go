@@ -135,3 +135,21 @@ func TestImageOf(t *testing.T) {
 		}
 	}
 }
+
+// TestDemoEvidence has each hop of the demo sign what passed it, and the next go on
+// where it ended.
+func TestDemoEvidence(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if code := run(t.Context(), []string{"demo", "-runs", "1", "--evidence"}, &stdout, &stderr); code != 0 {
+		t.Fatalf("demo = %d\n%s\n%s", code, &stdout, &stderr)
+	}
+	for _, host := range []string{"planner.demo", "researcher.demo", "tools.demo"} {
+		want := `(?m)^https://` + host + `\nstep_[-0-9a-f]+  ok  org.peacprotocol/agent-action-invoked-observed(.*\n)+?summary  ok  wf_[-0-9a-f]+  completed  `
+		if !regexp.MustCompile(want).Match(stdout.Bytes()) {
+			t.Errorf("the demo does not print %s:\n%s", want, &stdout)
+		}
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("the demo complains: %s", &stderr)
+	}
+}

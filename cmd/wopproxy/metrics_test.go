@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // serves after each kind of traffic, and holds them to Prometheus' conventions.
 // Dashboards and alerts rest on this list: a change here is a change for users.
 func TestMetrics(t *testing.T) {
-	d, err := startDemo(t.Context(), t.TempDir(), io.Discard)
+	d, err := startDemo(t.Context(), t.TempDir(), false, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import * as S from '@peac/schema'
 const WORKFLOW = 'org.peacprotocol/workflow'
 const CORRELATION = 'org.peacprotocol/correlation'
 const ACTION = 'org.peacprotocol/agent-action'
+const HANDOFF = 'org.peacprotocol/a2a-handoff'
 const SUMMARY = 'dev.wopproxy/workflow-summary'
 
 function must(ok, what) {
@@ -29,6 +30,7 @@ async function verifyReceipt(jws, key) {
   must(!group || group in groups, `${payload.type} without ${group}`)
   if (CORRELATION in groups) must(S.CorrelationExtensionSchema.safeParse(groups[CORRELATION]).success, 'correlation')
   if (ACTION in groups) must(S.validateAgentActionForType(payload.type, groups[ACTION]).ok, 'agent-action')
+  if (HANDOFF in groups) must(S.validateA2AHandoff(groups[HANDOFF]).ok, 'a2a-handoff')
   return { jws, ref: await S.computeReceiptRef(jws), payload, groups }
 }
 
