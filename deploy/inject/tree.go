@@ -114,14 +114,13 @@ func (e *editor) first(value any, p ...string) { e.put(value, true, p) }
 
 func (e *editor) put(value any, first bool, p path) {
 	for i := 1; i < len(p); i++ {
-		above, _ := at(e.pod, p[:i-1]...).(object)
-		if v, isKey := above[p[i-1]]; v == nil && isKey {
+		if isNull(e.pod, p[:i]) {
 			e.undo.Null = append(e.undo.Null, p[:i].String())
 		} else if at(e.pod, p[:i]...) == nil {
 			e.undo.Empty = append(e.undo.Empty, p[:i].String())
 		}
 	}
-	if was := at(e.pod, p...); was == nil {
+	if was := at(e.pod, p...); was == nil && !isNull(e.pod, p) {
 		if e.undo.Remove == nil {
 			e.undo.Remove = map[string][]string{}
 		}
@@ -188,7 +187,11 @@ func put(v, value any, first bool, list string, p path) any {
 // undone takes the edits back. What is no longer there is left alone.
 func (u undo) undone(pod object) {
 	for p, value := range u.Restore {
-		if p := parsePath(p); at(pod, p...) != nil {
+		switch p := parsePath(p); {
+		case at(pod, p...) == nil:
+		case value == nil:
+			setNull(pod, p)
+		default:
 			put(pod, value, false, "", p)
 		}
 	}
@@ -206,10 +209,23 @@ func (u undo) undone(pod object) {
 		}
 	}
 	for _, p := range u.Null {
-		p := parsePath(p)
-		if above, ok := at(pod, p[:len(p)-1]...).(object); ok && empty(at(pod, p...)) {
-			above[p[len(p)-1]] = nil
+		if p := parsePath(p); empty(at(pod, p...)) {
+			setNull(pod, p)
 		}
+	}
+}
+
+// isNull reports whether p leads to a key without content.
+func isNull(pod object, p path) bool {
+	above, _ := at(pod, p[:len(p)-1]...).(object)
+	v, isKey := above[p[len(p)-1]]
+	return isKey && v == nil
+}
+
+// setNull makes what p leads to a key without content.
+func setNull(pod object, p path) {
+	if above, ok := at(pod, p[:len(p)-1]...).(object); ok {
+		above[p[len(p)-1]] = nil
 	}
 }
 
