@@ -13,7 +13,11 @@ import (
 // TestChart has the injector of the chart inject the hosts, which ask for it with a
 // label. It is the first scenario, and with SUITE=quick the only one.
 func TestChart(t *testing.T) {
-	installInjector(t, "injector")
+	system := installInjector(t, "injector")
+	eventually(t, "helm test passes", func() error { // the account of a new namespace may be late
+		_, err := command(t.Context(), "", "helm", "test", "wopproxy", "--namespace", system.name, "--timeout", patience.String())
+		return err
+	})
 	n := newNamespace(t, "charted", restricted)
 	n.apply(t, apps)
 	n.checkHosts(t)
@@ -36,6 +40,43 @@ func TestInjectorDown(t *testing.T) {
 		_, err := get("http://" + n.address(0) + "/.well-known/agent-card.json")
 		return err
 	})
+}
+
+// TestKustomize has the injector of those who use no Helm asked by the API server, with
+// the image patched as its manual has it.
+func TestKustomize(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := filepath.Rel(dir, filepath.Join(os.Getenv("CHART"), "../../deploy/kubernetes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, tag, _ := strings.Cut(image, ":")
+	text := fmt.Sprintf(`
+resources: [%s]
+images: [{ name: ghcr.io/wopproxy/wopproxy, newName: %s, newTag: %s }]
+patches:
+  - target: { kind: Deployment, name: wopproxy-injector }
+    patch: |
+      - { op: replace, path: /spec/template/spec/containers/0/args/1, value: -image=%s }
+`, ours, name, tag, image)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	system := namespace{"wopproxy-system"}
+	t.Cleanup(func() {
+		if t.Failed() {
+			system.explain(t)
+		}
+		if _, err := command(context.WithoutCancel(t.Context()), "", "kubectl", "delete", "-k", dir, "--ignore-not-found", "--timeout", patience.String()); err != nil {
+			t.Error(err)
+		}
+	})
+	system.kubectl(t, "apply", "--validate=strict", "-k", dir)
+	system.rolledOut(t, "deployment/wopproxy-injector")
+	awaitInjector(t)
 }
 
 // asking is a pod that asks for a sidecar.
@@ -72,12 +113,18 @@ func installInjector(t *testing.T, name string) namespace {
 		"--namespace", system.name, "--values", values, "--wait", "--timeout", patience.String()); err != nil {
 		t.Fatal(err)
 	}
+	awaitInjector(t)
+	return system
+}
+
+// awaitInjector waits until the API server asks the injector, and believes it.
+func awaitInjector(t *testing.T) {
+	t.Helper()
 	eventually(t, "a pod that asks for a sidecar has one", func() error {
-		names, err := namespace{"default"}.try(t, asking, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.spec.initContainers[*].name}")
-		if err == nil && names != "wopproxy" {
-			err = fmt.Errorf("init containers = %q", names)
+		images, err := namespace{"default"}.try(t, asking, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.spec.initContainers[*].image}")
+		if err == nil && images != image {
+			err = fmt.Errorf("images of init containers = %q, want %s", images, image)
 		}
 		return err
 	})
-	return system
 }

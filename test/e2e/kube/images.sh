@@ -25,10 +25,8 @@ save() { # NAME: for the node
 # base makes what the Dockerfile builds in, where the registry can't be reached:
 # the Go that is installed here, a shell, and the public roots.
 base() {
-  local name go
+  local name recipe
   name=docker.io/library/$(sed -nE 's/^FROM (.* )?(\S+) AS build$/\2/p' "$root/Dockerfile")
-  go=$(go version)
-  [[ $(images inspect --type image --format '{{index .OCIv1.Config.Labels "go"}}' "$name" 2>/dev/null) != "$go" ]] || return 0
   cp "$(command -v busybox)" "$scratch/busybox"
   cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$scratch/roots.pem"
   cat >"$scratch/Dockerfile" <<END
@@ -39,9 +37,11 @@ RUN mkdir -m 1777 /tmp
 COPY roots.pem /etc/ssl/certs/ca-certificates.crt
 COPY --from=sdk / /usr/local/go
 ENV PATH=/usr/local/go/bin:/bin GOPATH=/go GOCACHE=/go/build GOTOOLCHAIN=local GOPROXY=$(go env GOPROXY) GOSUMDB=$(go env GOSUMDB)
-LABEL go="$go"
 END
-  build "$name" "$scratch" --build-context "sdk=$(go env GOROOT)"
+  recipe=$({ cat "$scratch/Dockerfile"; go version; } | sha256sum)
+  recipe=${recipe%% *}
+  [[ $(images inspect --type image --format '{{index .OCIv1.Config.Labels "recipe"}}' "$name" 2>/dev/null) == "$recipe" ]] ||
+    build "$name" "$scratch" --build-context "sdk=$(go env GOROOT)" --label "recipe=$recipe"
 }
 
 # with puts files of this machine into $1, each where it is here.

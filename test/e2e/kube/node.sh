@@ -15,7 +15,7 @@ set -euo pipefail
 
 : "${KUBE:?}" "${NODE_DIR:?}"
 address=10.99.0.1 pods=10.99.0.0/24 services=10.99.1.0/24 # all of them in a network of our own
-patience=180                                              # seconds for what takes ten on an idle machine
+patience=600                                              # seconds for what takes ten on an idle machine
 
 # --- outside: what the namespaces don't hide
 

@@ -38,10 +38,10 @@ compgen -G "$root/test/e2e/node/node_modules/node-linux-*/bin/node" >/dev/null |
 export KUBE=${WOPPROXY_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/wopproxy-ci}/kube
 NODE_DIR=$(mktemp -d "${TMPDIR:-/tmp}/wopproxy-kube-XXXXXX")
 export NODE_DIR
-child=
+child= ends_by=
 finish() {
   if [[ -n $child ]]; then
-    kill -TERM "$child" 2>/dev/null || true
+    kill -s "$ends_by" "$child" 2>/dev/null || true
     wait "$child" || true
   fi
   rm -rf "$NODE_DIR"
@@ -50,10 +50,11 @@ trap finish EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
-# attended runs a command that ends when this shell does, whatever ends it.
-attended() {
+# attended runs a command that a signal ends when this shell does, whatever ends it.
+attended() { # SIGNAL COMMAND...
   local status=0
-  setpriv --pdeathsig TERM "$@" </dev/null &
+  ends_by=$1
+  setpriv --pdeathsig "$1" "${@:2}" </dev/null &
   child=$!
   wait "$child" || status=$?
   child=
@@ -67,10 +68,10 @@ go test -c -o "$NODE_DIR/bin/suite" ./test/e2e/kube
 go build -o "$NODE_DIR/bin/wopproxy" ./cmd/wopproxy
 exec 9>"$KUBE/lock"
 flock 9 # two of us would build in one place
-attended "$here/build.sh"
-# What a build mounts is gone with its namespace.
-attended unshare --mount --pid --fork --mount-proc --kill-child "$here/images.sh"
+attended TERM "$here/build.sh"
+# What a build mounts is gone with its namespace. unshare takes no other signal.
+TMPDIR=$NODE_DIR attended KILL unshare --mount --pid --fork --mount-proc --kill-child "$here/images.sh"
 exec 9>&-
 export PATH=$NODE_DIR/bin:$KUBE/../helm-$(sed -n 's/^HELM *= *//p' Makefile):$PATH WOPPROXY_KUBE=1 CHART=$root/charts/wopproxy
 export HELM_CACHE_HOME=$NODE_DIR/helm HELM_CONFIG_HOME=$NODE_DIR/helm HELM_DATA_HOME=$NODE_DIR/helm
-attended "$here/node.sh" suite -test.v -test.timeout 20m -test.run "${RUN:-$tests}"
+attended TERM "$here/node.sh" suite -test.v -test.timeout 50m -test.run "${RUN:-$tests}"
