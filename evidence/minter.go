@@ -251,7 +251,7 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 	for _, e := range batch {
 		r, err := m.sign(e)
 		if err != nil {
-			m.o.Logger.Error("receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "err", err)
+			m.o.Logger.ErrorContext(ctx, "receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "err", err)
 			m.mu.Lock()
 			m.dropLocked(e, dropInvalid)
 			m.mu.Unlock()
@@ -264,7 +264,7 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 		return
 	}
 	if err := m.store(ctx, receipts, lost); err != nil {
-		m.o.Logger.Error("receipts lost", "receipts", len(receipts), "err", err)
+		m.o.Logger.ErrorContext(ctx, "receipts lost", "receipts", len(receipts), "err", err)
 		m.metrics.dropped.WithLabelValues(string(dropStoreError)).Add(float64(len(receipts)))
 		return
 	}

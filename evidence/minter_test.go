@@ -210,7 +210,7 @@ func TestWorkflowID(t *testing.T) {
 	if got := of.Open("run_6", Origin{Context: "named later"}).Workflow; got != c.Workflow {
 		t.Errorf("a conversation that the host has named got %s, want %s", got, c.Workflow)
 	}
-	if of.Arrive(nil, Place{}, time.Now()).Workflow == of.Arrive(nil, Place{}, time.Now()).Workflow {
+	if one, other := of.Arrive(nil, Place{}, time.Now()), of.Arrive(nil, Place{}, time.Now()); one.Workflow == other.Workflow {
 		t.Error("two calls of no run are one workflow")
 	}
 }
