@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"testing"
+	"time"
 )
 
 // speech is how a test comes to two ends that speak whatever they like.
@@ -130,7 +131,7 @@ func TestBrokenOff(t *testing.T) {
 	}
 }
 
-// tardy is a connection from which nothing is read before it may be.
+// tardy is a connection from which is read once for each time that it may be.
 type tardy struct {
 	net.Conn
 	may <-chan struct{}
@@ -181,10 +182,18 @@ func TestLastWords(t *testing.T) {
 		_, _ = io.WriteString(client.Conn, "more")
 		return j.broken.Load()
 	})
+	select {
+	case may <- struct{}{}:
+	case <-time.After(patience):
+		t.Fatal("nobody listens to the server any more")
+	}
+	heard := make([]byte, len(words))
+	if n, err := io.ReadFull(client, heard); err != nil || string(heard) != words {
+		t.Errorf("the client hears %q, %v, want %q", heard[:n], err, words)
+	}
 	close(may)
-	b, err := io.ReadAll(client)
-	if string(b) != words || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the client hears %q, %v, want %q and a reset", b, err, words)
+	if b, err := io.ReadAll(client); err == nil || errors.Is(err, os.ErrDeadlineExceeded) || len(b) > 0 {
+		t.Errorf("then the client hears %q, %v, want a reset", b, err)
 	}
 	receive(t, over, "both ways to end")
 }
