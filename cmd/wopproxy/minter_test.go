@@ -4,7 +4,6 @@ import (
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -76,7 +75,7 @@ func TestMinter(t *testing.T) {
 			c := config.Default()
 			c.Host.ID = "agent.example.com"
 			c.Evidence.Issuer, c.Evidence.Key.File, c.Evidence.Keys = "https://agent.example.com", at(tt.key), tt.keys
-			s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+			s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.DiscardHandler)}
 			m, err := s.newMinter(c, &secrets{idKey: tt.idKey})
 			if tt.want == "" {
 				if err != nil || m == nil || len(m.Ring()) != 1+len(tt.keys) {
