@@ -5,8 +5,9 @@
 #	node.sh COMMAND [ARGUMENT...]
 #
 # runs COMMAND on the node once it is Ready, with kubectl and KUBECONFIG, and ends
-# with its exit status. However it ends, all that it has started ends with it, and
-# of the machine nothing has changed. Needs root, and reaches nothing outside.
+# with its exit status, or with 77 if this machine lets no node be. However it ends,
+# all that it has started ends with it, and of the machine nothing has changed. Needs
+# root, and reaches nothing outside.
 #
 #	KUBE      folder whose bin/ build.sh has filled
 #	NODE_DIR  folder whose images/ images.sh has filled; logs and state go there,
@@ -52,7 +53,8 @@ leave_cgroup() {
 }
 
 outside() {
-  local node='' status=0
+  local status=0
+  node='' entered='' # which the trap finds where a function has failed
   export CGROUP=wopproxy-$$
   finish() {
     if [[ -n $node ]]; then
@@ -60,12 +62,14 @@ outside() {
       wait "$node" 2>/dev/null || true
     fi
     cgroups leave_cgroup
+    [[ -n $entered ]] || { echo "Kubernetes is not tried: this machine lets nobody have control groups"; exit 77; }
   }
   trap finish EXIT
   trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
   cgroups enter_cgroup
+  entered=yes
   # Where this shell is killed, unshare is, and with it the first process of the
   # node, and with that all others.
   setpriv --pdeathsig KILL unshare --mount --pid --net --uts --ipc --fork --mount-proc --kill-child \
@@ -261,6 +265,8 @@ END
 
 # inside is the first process of the node: when it ends, all others do.
 inside() {
+  ready=''
+  trap '[[ -n $ready ]] || { echo "Kubernetes is not tried: the node does not start, for what is said above"; exit 77; }' EXIT
   export PATH=$KUBE/bin:$PATH:/usr/sbin:/sbin
   mkdir -p "$log"
   own_machine
@@ -271,6 +277,7 @@ inside() {
   say "the control plane is up"
   run_node
   say "the node is Ready"
+  ready=yes
   local status=0
   "$@" || status=$?
   exit "$status"

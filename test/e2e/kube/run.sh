@@ -5,8 +5,9 @@
 #	SUITE=quick  the first scenario alone
 #	RUN=REGEXP   those tests
 #
-# Needs root, Go, and what is in packages below: without one of them it says so in
-# one line and exits 77. What takes long to build is kept in the cache of .ci/run.
+# Needs root, Go, and what is in packages below: without one of them, or where a node
+# can't be built or started, it says so in one line and exits 77. What takes long to
+# build is kept in the cache of .ci/run.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -68,7 +69,7 @@ go test -c -o "$NODE_DIR/bin/suite" ./test/e2e/kube
 go build -o "$NODE_DIR/bin/wopproxy" ./cmd/wopproxy
 exec 9>"$KUBE/lock"
 flock 9 # two of us would build in one place
-attended TERM "$here/build.sh"
+attended TERM "$here/build.sh" || not_run "its programs can't be built, for what is said above"
 # What a build mounts is gone with its namespace. unshare takes no other signal.
 TMPDIR=$NODE_DIR attended KILL unshare --mount --pid --fork --mount-proc --kill-child "$here/images.sh"
 exec 9>&-
