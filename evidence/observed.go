@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"cmp"
+	"encoding/json"
 	"strconv"
 	"time"
 	"unicode/utf16"
@@ -22,7 +23,7 @@ const (
 	Timeout       Outcome = "timeout"
 	Cancelled     Outcome = "cancelled" // by the caller
 	Unreachable   Outcome = "unreachable"
-	Ongoing       Outcome = "ongoing" // the task that it became goes on
+	Ongoing       Outcome = "ongoing" // the task that it became goes on, or nobody has read the answer
 )
 
 // The directions and protocols of an exchange.
@@ -203,6 +204,9 @@ func toolOf(o *Observed) string {
 	const bound = 256
 	named := o.Method == "tools/call" || o.Method == "prompts/get"
 	if !named || o.Target == "" || !utf8.ValidString(o.Target) || len(utf16.Encode([]rune(o.Target))) > bound {
+		return kindOf(o)
+	}
+	if text, _ := json.Marshal(o.Target); peac.CheckIJSON(text) != nil { // with a noncharacter it could not be signed
 		return kindOf(o)
 	}
 	return o.Target

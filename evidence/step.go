@@ -40,6 +40,7 @@ type parent struct{ step, receipt string }
 // Step is one exchange in a workflow. What it is called is fixed when it begins.
 type Step struct {
 	Place
+	Direction, Protocol string // of the exchange, set before anybody else has the step
 
 	id       string // jti of its last receipt
 	exchange string

@@ -73,6 +73,7 @@ func (x *exchange) arriveStep() {
 		return
 	}
 	x.step = x.p.o.Evidence.Arrive(x.evidenceOf(), x.carried, x.began)
+	x.step.Direction, x.step.Protocol = evidence.Ingress, x.protocolOfStep()
 	if x.span != nil {
 		x.span.SetAttributes(stepAttributes(x.step)...)
 	}
@@ -80,8 +81,9 @@ func (x *exchange) arriveStep() {
 
 // leaveStep begins the step of a call that starts work elsewhere.
 func (x *exchange) leaveStep() {
-	if x.p.o.Evidence != nil && x.dispatches() {
+	if x.dispatches() {
 		x.step = x.p.o.Evidence.Leave(x.evidenceOf(), x.began)
+		x.step.Direction, x.step.Protocol = evidence.Egress, x.protocolOfStep()
 	}
 }
 
@@ -101,9 +103,14 @@ func (x *exchange) noteState(a wire.Answer) {
 	if len(a.TaskID) >= unlikely { // else a task of the same name may have been before
 		own = m.Task(x.server+"\x00"+a.TaskID, own)
 	}
-	if own != nil {
-		m.State(own, string(a.State), x.observed())
+	if own == nil {
+		return
 	}
+	o := x.observed()
+	if own != x.step { // told by a poll or a post, whose own way and trace are not the step's
+		o = evidence.Observed{Direction: own.Direction, Protocol: own.Protocol, Ended: o.Ended}
+	}
+	m.State(own, string(a.State), o)
 }
 
 // endStep tells how the exchange has ended.
@@ -123,15 +130,9 @@ func (x *exchange) endStep() {
 // observed is what was seen of the exchange.
 func (x *exchange) observed() evidence.Observed {
 	o := evidence.Observed{
-		Direction: evidence.Ingress, Protocol: evidence.HTTP, Method: x.msg.Method, Target: x.msg.Target,
+		Direction: evidence.Ingress, Protocol: x.protocolOfStep(), Method: x.msg.Method, Target: x.msg.Target,
 		Outcome: x.outcomeOfStep(), Status: x.status, Code: x.errorCode, Evidence: x.evidence,
 		Trace: ancestry.TraceID(x.context.TraceID), Span: ancestry.SpanID(x.context.SpanID), Ended: time.Now(),
-	}
-	switch x.msg.Protocol {
-	case wire.MCP:
-		o.Protocol = evidence.MCP
-	case wire.A2A:
-		o.Protocol = evidence.A2A
 	}
 	if x.dir == egress {
 		o.Direction, o.Callee = evidence.Egress, x.child.Host
@@ -146,7 +147,19 @@ func (x *exchange) observed() evidence.Observed {
 	return o
 }
 
-// outcomeOfStep says how the exchange has ended, as receipts do.
+// protocolOfStep is that of the exchange, as receipts name it.
+func (x *exchange) protocolOfStep() string {
+	switch x.msg.Protocol {
+	case wire.MCP:
+		return evidence.MCP
+	case wire.A2A:
+		return evidence.A2A
+	}
+	return evidence.HTTP
+}
+
+// outcomeOfStep says how the exchange has ended, as receipts do. What nobody has
+// read is not said to be well, nor to have ended.
 func (x *exchange) outcomeOfStep() evidence.Outcome {
 	switch {
 	case x.outcome == outcomeRefused, x.outcome == outcomeUpstream && x.fault == ancestry.HandoffRefused:
@@ -155,14 +168,16 @@ func (x *exchange) outcomeOfStep() evidence.Outcome {
 		return evidence.Timeout
 	case x.outcome == outcomeUpstream:
 		return evidence.Unreachable
-	case x.outcome == outcomeClient, lapsed(x.errorCode):
+	case x.outcome == outcomeClient && !x.whole:
 		return evidence.Cancelled
 	case x.errorCode != "" || x.failed != 0:
 		return evidence.ProtocolError
-	case x.stays || x.resumable():
+	case x.stays || x.resumable() || x.msg.Kind == wire.Batch:
 		return evidence.Ongoing
 	case x.streamed && !x.answered:
 		return evidence.Unreachable // it broke off
+	case x.msg.Protocol != wire.None && !x.answered:
+		return evidence.Ongoing
 	}
 	return evidence.OK
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -99,6 +100,42 @@ func TestEvidenceOfACall(t *testing.T) {
 	}
 	if got, want := toldOf(receipts), []string{"ingress mcp 0: invoked ok"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestEvidenceOfUnreadAnswers: of an answer that nobody has read it is not said how the
+// call has ended.
+func TestEvidenceOfUnreadAnswers(t *testing.T) {
+	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search"}}`
+	const failed = `{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"no"}}`
+	for _, tt := range []struct {
+		name, body string
+		header     http.Header
+		answer     string
+		want       string
+	}{
+		{"an error", call, http.Header{"Content-Type": {"application/json"}}, failed, "protocol_error"},
+		{"an event with one", call, http.Header{"Content-Type": {"text/event-stream"}}, "data: " + failed + "\n\n", "protocol_error"},
+		{"compressed", call, http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"br"}}, failed, "ongoing"},
+		{"no JSON", call, http.Header{"Content-Type": {"text/html"}}, "<p>no</p>", "ongoing"},
+		{"a batch", "[" + call + "]", http.Header{"Content-Type": {"application/json"}}, "[" + failed + "]", "ongoing"},
+		{"a batch by events", "[" + call + "]", http.Header{"Content-Type": {"text/event-stream"}}, "data: " + failed + "\n\n", "ongoing"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			to := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+				maps.Copy(w.Header(), tt.header)
+				_, _ = io.WriteString(w, tt.answer)
+			})
+			f := newFile(t, "https://agent.example.com")
+			s := newSidecar(t, "agent.example.com", "http://"+to, f.tune)
+			post(t, http.DefaultClient, s.ingress.URL+"/mcp", tt.body, benchMCP)
+			s.handled.wait(t)
+			f.stop()
+			receipts, _ := f.of(t, s.recorded(t)[0].Workflow)
+			if len(receipts) != 1 || !strings.HasSuffix(toldOf(receipts)[0], " "+tt.want) {
+				t.Errorf("%v, want one that ends with %s", toldOf(receipts), tt.want)
+			}
+		})
 	}
 }
 

@@ -17,7 +17,9 @@ import (
 func (x *exchange) leave(r *http.Request) {
 	found := x.contexts(r)
 	x.attribute(r, found)
-	x.leaveStep()
+	if x.p.o.Evidence != nil {
+		x.guard(x.leaveStep) // by itself: what follows takes away what is not to be told
+	}
 	tells := x.tells(r)
 	x.nameAncestry(r, tells)
 	if !tells {
