@@ -543,3 +543,23 @@ func TestIngressLeadsToTheHostAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestLeadsTo: what listens on all addresses of one family is not at those of the other.
+func TestLeadsTo(t *testing.T) {
+	for _, tt := range []struct {
+		own, end string
+		want     bool
+	}{
+		{"127.0.0.1:80", "127.0.0.1:80", true},
+		{"127.0.0.1:80", "127.0.0.1:81", false},
+		{"0.0.0.0:80", "127.0.0.1:80", true},
+		{"0.0.0.0:80", "[::1]:80", false},
+		{"[::]:80", "[::1]:80", true},
+		{"[::]:80", "127.0.0.1:80", true},
+		{"[::]:80", "192.0.2.1:80", false},
+	} {
+		if got := leadsTo(netip.MustParseAddrPort(tt.own), netip.MustParseAddrPort(tt.end)); got != tt.want {
+			t.Errorf("leadsTo(%s, %s) = %v, want %v", tt.own, tt.end, got, tt.want)
+		}
+	}
+}

@@ -212,6 +212,8 @@ func leadsTo(own, end netip.AddrPort) bool {
 		return false
 	case !own.Addr().IsUnspecified():
 		return own.Addr().Unmap().WithZone("") == end.Addr()
+	case own.Addr().Is4() && !end.Addr().Is4():
+		return false // another program may listen there
 	case end.Addr().IsLoopback():
 		return true
 	}

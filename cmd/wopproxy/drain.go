@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,9 +49,26 @@ func (s *sidecar) beginDrain(ctx context.Context) {
 	})
 }
 
+// drainNow begins the drain for who stops this program. There is no way back, so
+// nobody else on the network may ask for it.
 func (s *sidecar) drainNow(w http.ResponseWriter, r *http.Request) {
+	if !fromHere(r) {
+		http.Error(w, "only a program beside this one may have it drain", http.StatusForbidden)
+		return
+	}
 	s.beginDrain(r.Context())
 	fmt.Fprintln(w, "draining")
+}
+
+// fromHere reports whether r comes from this machine, or from this pod.
+func fromHere(r *http.Request) bool {
+	remote, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	from := remote.Addr().Unmap()
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return from.IsLoopback() || ok && local.AddrPort().Addr().Unmap() == from
 }
 
 // parting has clients of h leave their connections while the proxy drains, each with
@@ -57,27 +76,33 @@ func (s *sidecar) drainNow(w http.ResponseWriter, r *http.Request) {
 // on its way.
 func (s *sidecar) parting(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.drain.begun.Load() {
-			w = lastAnswer{w}
-		}
-		h.ServeHTTP(w, r)
+		h.ServeHTTP(lastAnswer{w, &s.drain.begun}, r)
 	})
 }
 
-// lastAnswer is the last one on its connection. HTTP/2 has a GOAWAY for the header,
-// which net/http sends.
-type lastAnswer struct{ http.ResponseWriter }
+// lastAnswer is the last one on its connection if the drain has begun before its
+// head is written. HTTP/2 has a GOAWAY for the header, which net/http sends.
+type lastAnswer struct {
+	http.ResponseWriter
+	begun *atomic.Bool
+}
 
 func (a lastAnswer) WriteHeader(status int) {
 	if status >= http.StatusOK { // those before it only inform, or make another protocol of it
-		a.Header().Set("Connection", "close")
+		a.part()
 	}
 	a.ResponseWriter.WriteHeader(status)
 }
 
 func (a lastAnswer) Write(p []byte) (int, error) {
-	a.Header().Set("Connection", "close") // has no effect behind the head
+	a.part() // has no effect behind the head
 	return a.ResponseWriter.Write(p)
+}
+
+func (a lastAnswer) part() {
+	if a.begun.Load() {
+		a.Header().Set("Connection", "close")
+	}
 }
 
 // Unwrap is for http.ResponseController.
