@@ -249,6 +249,85 @@ func TestBundleWithoutSummary(t *testing.T) {
 	}
 }
 
+// busy is a store that does something whenever receipts are added, and may fail.
+type busy struct {
+	Store
+	add func() error
+}
+
+func (b *busy) Add(ctx context.Context, receipts []Receipt, lost []string) error {
+	if err := b.add(); err != nil {
+		return err
+	}
+	return b.Store.Add(ctx, receipts, lost)
+}
+
+// TestBundleWhileStoring has no summary while the store is yet to hear of something
+// that was lost, or of receipts that it did not take, and none when it never will.
+func TestBundleWhileStoring(t *testing.T) {
+	store := &busy{Store: NewMemory(), add: func() error { return nil }}
+	s := seeing(t, func(o *Options) { o.Store = store })
+	var summaries []bool
+	look := func(workflow string, fails int) {
+		summaries = nil
+		store.add = func() error {
+			summaries = append(summaries, s.whole(workflow, 1000).Summary != "")
+			if len(summaries) <= fails {
+				return errors.New("no room")
+			}
+			return nil
+		}
+	}
+	want := func(name string, want ...bool) {
+		t.Helper()
+		if !slices.Equal(summaries, want) {
+			t.Errorf("%s: there were summaries %v, want %v", name, summaries, want)
+		}
+	}
+	root, run := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+
+	look(root.Workflow, 2)
+	s.end(s.Arrive(run, Place{}, s.tick()), Ingress, OK)
+	want("a batch that is tried again", true, false, false)
+	if s.whole(root.Workflow, 1000).Summary == "" {
+		t.Error("no summary of what is stored")
+	}
+
+	lose := func(step *Step) {
+		s.mu.Lock()
+		s.dropLocked(&entry{step: step}, dropQueueFull)
+		s.mu.Unlock()
+	}
+	other, _ := s.call("acme/run-2")
+	s.end(other, Ingress, OK)
+	look(other.Workflow, 0)
+	lose(other)
+	if s.whole(other.Workflow, 1000).Summary != "" {
+		t.Error("a summary before the store hears of a loss")
+	}
+	s.settle()
+	want("a loss that the store is told of", false)
+	if s.whole(other.Workflow, 1000).Summary != "" {
+		t.Error("a summary after a loss")
+	}
+
+	look(root.Workflow, 1)
+	s.End(s.Arrive(run, Place{}, s.tick()), Observed{Direction: Ingress, Protocol: MCP, Outcome: OK, Ended: s.tick()})
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	s.keep(stopped, s.batch(<-s.queue))
+	want("a batch that is given up", true)
+	if s.whole(root.Workflow, 1000).Summary != "" {
+		t.Error("a summary after a batch was given up")
+	}
+	s.settle()
+	want("and the loss told", true, false)
+	if whole, err := store.Whole(t.Context(), root.Workflow); whole || err != nil {
+		t.Errorf("Whole = %v, %v: the store did not hear of it", whole, err)
+	}
+}
+
 // TestBundleStrict has a summary name nobody.
 func TestBundleStrict(t *testing.T) {
 	s := seeing(t, func(o *Options) { o.Privacy = Strict })

@@ -73,6 +73,9 @@ type Minter struct {
 	stopped bool            // nothing is taken any more
 	open    int             // steps that have begun and not ended
 	lost    map[string]bool // workflows that have lost receipts, for the store to know
+	// owed are those that the store is just being told of, and the workflows of a
+	// batch that it did not take at once.
+	owed map[string]bool
 }
 
 // entry is a receipt to be signed.
@@ -263,7 +266,9 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 	if len(receipts)+len(lost) == 0 {
 		return
 	}
-	if err := m.store(ctx, receipts, lost); err != nil {
+	err := m.store(ctx, receipts, lost)
+	m.settled(err == nil)
+	if err != nil {
 		m.o.Logger.ErrorContext(ctx, "receipts lost", "receipts", len(receipts), "err", err)
 		m.metrics.dropped.WithLabelValues(string(dropStoreError)).Add(float64(len(receipts)))
 		return
@@ -304,15 +309,41 @@ func traceOf(e *entry) string {
 	return e.o.Trace.String()
 }
 
+// takeLost returns what the store is to be told of. It is owed until settled.
 func (m *Minter) takeLost() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.lost) == 0 {
-		return nil
+	m.owed, m.lost = m.lost, map[string]bool{}
+	return slices.Sorted(maps.Keys(m.owed))
+}
+
+// owe notes that receipts which are signed are not stored.
+func (m *Minter) owe(receipts []Receipt) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range receipts {
+		m.owed[r.Workflow] = true
 	}
-	lost := slices.Sorted(maps.Keys(m.lost))
-	m.lost = map[string]bool{}
-	return lost
+}
+
+// settled forgets what is owed, or has it be lost.
+func (m *Minter) settled(stored bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !stored {
+		for workflow := range m.owed {
+			m.loseLocked(workflow)
+		}
+	}
+	m.owed = nil
+}
+
+// misses says whether the store has yet to hear of a workflow's receipts: that some
+// were lost, or of those that it did not take.
+func (m *Minter) misses(workflow string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lost[workflow] || m.lost[""] || m.owed[workflow] || m.owed[""]
 }
 
 // Back-off between attempts at a store that fails.
@@ -326,7 +357,11 @@ func (m *Minter) store(ctx context.Context, receipts []Receipt, lost []string) e
 	for wait := minBackoff; ; wait = min(2*wait, maxBackoff) {
 		last := ctx.Err() != nil
 		err := m.o.Store.Add(context.WithoutCancel(ctx), receipts, lost)
-		if err == nil || last {
+		if err == nil {
+			return nil
+		}
+		m.owe(receipts)
+		if last {
 			return err
 		}
 		m.o.Logger.WarnContext(ctx, "store receipts failed", "receipts", len(receipts), "retry", wait.String(), "err", err)
