@@ -26,7 +26,8 @@ const (
 	tagReceiptJWS      = 5
 )
 
-// Add makes receipts durable, all or none, and notes what was lost.
+// Add makes receipts durable, all or none, and notes what was lost. A store that is
+// closed when the last Add has failed is found to have ended in disorder.
 func (s *Store) Add(ctx context.Context, receipts []evidence.Receipt, lost []string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -37,9 +38,10 @@ func (s *Store) Add(ctx context.Context, receipts []evidence.Receipt, lost []str
 	return nil
 }
 
-func (s *Store) add(receipts []evidence.Receipt, lost []string) error {
+func (s *Store) add(receipts []evidence.Receipt, lost []string) (err error) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
+	defer func() { s.owing = err != nil }()
 	if err := s.usable(); err != nil {
 		return err
 	}
@@ -47,7 +49,7 @@ func (s *Store) add(receipts []evidence.Receipt, lost []string) error {
 		return err
 	}
 	now := s.o.Now()
-	err := guard(func() error {
+	err = guard(func() error {
 		if err := s.rotate(now); err != nil {
 			return err
 		}

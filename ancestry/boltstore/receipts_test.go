@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,6 +169,76 @@ func TestReceiptsReopened(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantWhole(t, s, workflowB, true)
+}
+
+// TestReceiptsOwed has an orderly end remember that the last receipts could not be
+// added, and forget it when they were in the end.
+func TestReceiptsOwed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(t *testing.T, s *Store, dir string)
+		want bool
+	}{
+		{"all was added", func(*testing.T, *Store, string) {}, true},
+		{"the last was not", failToAdd, false},
+		{"it was in the end", func(t *testing.T, s *Store, dir string) {
+			failToAdd(t, s, dir)
+			if err := s.Add(t.Context(), []evidence.Receipt{receipt(workflowA, 1, "run_1", time.Now())}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		{"nothing could be", func(t *testing.T, s *Store, dir string) {
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			again, err := Open(Options{Dir: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mark := filepath.Join(dir, "receiving")
+			if err := os.Mkdir(mark, 0o700); err != nil { // what is in the way of the mark
+				t.Fatal(err)
+			}
+			if err := again.Add(t.Context(), []evidence.Receipt{receipt(workflowA, 1, "run_1", time.Now())}, nil); err == nil {
+				t.Fatal("added without a mark")
+			}
+			if err := os.Remove(mark); err != nil {
+				t.Fatal(err)
+			}
+			if err := again.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			s, err := Open(Options{Dir: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Add(t.Context(), []evidence.Receipt{receipt(workflowA, 0, "run_1", time.Now().Add(-time.Minute))}, nil); err != nil {
+				t.Fatal(err)
+			}
+			tt.do(t, s, dir)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if s, err = Open(Options{Dir: dir}); err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			wantWhole(t, s, workflowA, tt.want)
+		})
+	}
+}
+
+// failToAdd adds what no store takes.
+func failToAdd(t *testing.T, s *Store, _ string) {
+	t.Helper()
+	long := receipt(strings.Repeat("w", 1<<16), 0, "", time.Now())
+	if err := s.Add(t.Context(), []evidence.Receipt{long}, nil); err == nil {
+		t.Fatal("a workflow with an id of 64 KiB was added")
+	}
 }
 
 // TestReceiptsWindows has a workflow be read across windows, and go with the links.

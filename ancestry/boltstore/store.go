@@ -87,6 +87,7 @@ type Store struct {
 	// receiving says that receipts were added and the store was not closed since,
 	// which a mark in the directory says, too.
 	receiving bool
+	owing     bool // the last receipts, or what was lost, could not be added
 
 	write   sync.Mutex // held by the one who writes to the journal, never while a window is written
 	fresh   *recent    // what the active segment of the journal holds
@@ -448,7 +449,10 @@ func (s *Store) Close() error {
 		err = nil
 	}
 	err = errors.Join(err, closeAll(windows), s.journal.close())
-	if err == nil && s.receiving {
+	switch {
+	case s.owing: // the mark stays: it is an end in disorder
+		err = errors.Join(err, s.receive())
+	case err == nil && s.receiving:
 		err = os.Remove(s.receiptsMark())
 	}
 	s.lock.Close() // releases it
