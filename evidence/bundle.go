@@ -135,8 +135,8 @@ type account struct {
 	found    Receipt  // the one that was looked for
 	receipts []peac.Receipt
 	external map[string]bool
+	runs     map[ancestry.RunID]bool
 	began    time.Time // the first exchange
-	live     bool      // one of its runs has not been seen to end
 	bad      bool      // something there is no evidence of this issuer's
 
 	outcomes map[string]string // of each step, what its last receipt says
@@ -146,7 +146,10 @@ type account struct {
 // account reads a workflow, and looks for the receipt with a reference. Of one that
 // has more than can be summarized it returns nothing.
 func (m *Minter) account(ctx context.Context, workflow, ref string) (*account, error) {
-	a := &account{workflow: workflow, external: map[string]bool{}, outcomes: map[string]string{}, agents: map[string]bool{}}
+	a := &account{
+		workflow: workflow, external: map[string]bool{}, runs: map[ancestry.RunID]bool{},
+		outcomes: map[string]string{}, agents: map[string]bool{},
+	}
 	m.accounts.Lock() // one at a time: each takes as much memory as a large workflow does
 	defer m.accounts.Unlock()
 	for after := ""; ; {
@@ -155,6 +158,9 @@ func (m *Minter) account(ctx context.Context, workflow, ref string) (*account, e
 			return nil, err
 		}
 		for _, r := range page {
+			if err := ctx.Err(); err != nil { // each takes a while to verify
+				return nil, err
+			}
 			m.read(a, r)
 			of := peac.ReceiptRef(r.JWS)
 			if a.refs = append(a.refs, of); of == ref {
@@ -177,7 +183,9 @@ func (m *Minter) read(a *account, r Receipt) {
 		a.bad = true
 		return
 	}
-	a.live = a.live || r.Run != "" && m.o.Live(r.Run)
+	if r.Run != "" {
+		a.runs[r.Run] = true
+	}
 	if at, ok := Began(r.ID); ok && (a.began.IsZero() || at.Before(a.began)) {
 		a.began = at
 	}
@@ -263,7 +271,7 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 			e.ErrorContext = &peac.ErrorContext{FailedStepID: w.StepID, ErrorCode: cmp.Or(outcome, "unknown")}
 		}
 	}
-	if a.live {
+	if m.o.Live(a.runs) {
 		e.Status, e.ErrorContext = peac.InProgress, nil
 	}
 	if e.Status != peac.InProgress {

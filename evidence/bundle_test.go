@@ -25,6 +25,7 @@ type seen struct {
 	t    *testing.T
 	now  time.Time
 	live map[ancestry.RunID]bool
+	asks int // for what is live
 }
 
 func seeing(t *testing.T, edit func(*Options)) *seen {
@@ -35,7 +36,15 @@ func seeing(t *testing.T, edit func(*Options)) *seen {
 		Issuer: testIssuer, Host: "agent.example.com", IDKey: []byte("a secret of 32 bytes for the ids"), Store: NewMemory(),
 		Keys: []Key{{peac.Rotation{KeyID: "2026-11", Public: key.Public().(ed25519.PublicKey)}, key}},
 		Now:  func() time.Time { return s.now },
-		Live: func(run ancestry.RunID) bool { return s.live[run] },
+		Live: func(runs map[ancestry.RunID]bool) bool {
+			s.asks++
+			for run := range runs {
+				if s.live[run] {
+					return true
+				}
+			}
+			return false
+		},
 	}
 	edit(&o)
 	var err error
@@ -361,6 +370,48 @@ func TestBundleTooLarge(t *testing.T) {
 	}
 	if b, err := s.Bundle(t.Context(), "wf_x", "", 10); err != nil || len(b.Receipts) != 10 || b.Next != "more" {
 		t.Errorf("Bundle = %d receipts, next %q, %v", len(b.Receipts), b.Next, err)
+	}
+}
+
+// TestBundleAsksOnce has what is live be asked for once, however many receipts and
+// runs there are.
+func TestBundleAsksOnce(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	var root *Step
+	for _, run := range []ancestry.RunID{"run-1", "run-2", "run-3"} {
+		root = s.Arrive(s.Open(run, Origin{Context: "a conversation"}), Place{}, s.tick())
+		s.end(root, Ingress, OK)
+	}
+	s.live["run-2"] = true
+	b := s.whole(root.Workflow, 1000)
+	if report := s.verify(b); len(b.Receipts) != 3 || report.Summary == nil || report.Summary.Evidence.Status != peac.InProgress {
+		t.Fatalf("%d receipts: %+v", len(b.Receipts), report)
+	}
+	if s.asks != 1 {
+		t.Errorf("asked %d times for what is live", s.asks)
+	}
+}
+
+// leaving is a store whose reader goes while it reads.
+type leaving struct {
+	Store
+	leave func()
+}
+
+func (l leaving) Receipts(ctx context.Context, workflow, after string, limit int) ([]Receipt, string, error) {
+	defer l.leave()
+	return l.Store.Receipts(ctx, workflow, after, limit)
+}
+
+// TestBundleLeft has no page be verified for a reader who has gone.
+func TestBundleLeft(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, _ := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	ctx, leave := context.WithCancel(t.Context())
+	s.o.Store = leaving{s.o.Store, leave}
+	if _, err := s.account(ctx, root.Workflow, ""); !errors.Is(err, context.Canceled) {
+		t.Errorf("account: %v", err)
 	}
 }
 

@@ -49,9 +49,9 @@ type Options struct {
 	Names  int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
 	Now    func() time.Time // default time.Now
 
-	// Live says whether a run, by an id that it was stored with, has not been seen to
-	// end; default: each has.
-	Live func(ancestry.RunID) bool
+	// Live says whether one of some runs, by the ids that they were stored with, has
+	// not been seen to end; default: each has. It is asked once for a summary.
+	Live func(runs map[ancestry.RunID]bool) bool
 
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
@@ -99,7 +99,7 @@ func New(o Options) (*Minter, error) {
 		o.Now = time.Now
 	}
 	if o.Live == nil {
-		o.Live = func(ancestry.RunID) bool { return false }
+		o.Live = func(map[ancestry.RunID]bool) bool { return false }
 	}
 	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}}
 	var err error

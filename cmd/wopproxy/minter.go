@@ -44,15 +44,15 @@ func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, e
 	}
 	return evidence.New(evidence.Options{
 		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey, Privacy: evidence.Privacy(c.Evidence.Privacy),
-		Store: store, Queue: c.Evidence.Queue, Live: s.isLive,
+		Store: store, Queue: c.Evidence.Queue, Live: s.anyLive,
 		Registerer: s.metrics, Logger: s.log,
 	})
 }
 
-// isLive says whether a run goes on, by either of its ids. Until there is a proxy,
-// none does.
-func (s *sidecar) isLive(id ancestry.RunID) bool {
-	return s.proxy != nil && slices.ContainsFunc(s.proxy.Live(), func(r ancestry.LiveRun) bool { return r.Run == id || r.Alias == id })
+// anyLive says whether one of some runs goes on, by either of its ids. Until there is
+// a proxy, none does.
+func (s *sidecar) anyLive(runs map[ancestry.RunID]bool) bool {
+	return s.proxy != nil && slices.ContainsFunc(s.proxy.Live(), func(r ancestry.LiveRun) bool { return runs[r.Run] || runs[r.Alias] })
 }
 
 // signed answers for a run with what was signed of it; nil: nothing is.
