@@ -247,13 +247,15 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 		e.AgentsInvolved = slices.Sorted(maps.Keys(a.agents))
 		e.AgentsInvolved = e.AgentsInvolved[:min(len(e.AgentsInvolved), most)]
 	}
-	var ended int64
+	var ended time.Time
 	for _, r := range a.receipts {
 		w := r.Workflow
 		if slices.ContainsFunc(w.ParentStepIDs, func(p string) bool { return !a.external[p] }) {
 			continue
 		}
-		ended = max(ended, r.Claims.IssuedAt)
+		if at, err := time.Parse(time.RFC3339, r.Claims.OccurredAt); err == nil && at.After(ended) {
+			ended = at
+		}
 		status, outcome := peac.Completed, a.outcomes[w.StepID]
 		switch Outcome(outcome) {
 		case OK:
@@ -275,7 +277,7 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 		e.Status, e.ErrorContext = peac.InProgress, nil
 	}
 	if e.Status != peac.InProgress {
-		e.CompletedAt = peac.FormatTime(time.Unix(ended, 0))
+		e.CompletedAt = peac.FormatTime(ended)
 	}
 	return e
 }

@@ -166,6 +166,22 @@ func TestBundle(t *testing.T) {
 	}
 }
 
+// TestBundleEnd has a workflow end when its last exchange did, however late that is
+// signed.
+func TestBundleEnd(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, r := s.call("acme/run-1")
+	s.End(root, Observed{Direction: Ingress, Protocol: MCP, Method: "tools/call", Outcome: OK, Ended: s.tick()})
+	s.End(s.Leave(r, s.tick()), Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: s.tick()})
+	ended := peac.FormatTime(s.now.Add(-2 * time.Second))
+	s.now = s.now.Add(time.Minute) // the store was slow
+	s.settle()
+	report := s.verify(s.whole(root.Workflow, 1000))
+	if !report.OK() || report.Summary == nil || report.Summary.Evidence.CompletedAt != ended {
+		t.Errorf("want an end at %s: %+v", ended, report)
+	}
+}
+
 // TestBundleStatus has a summary say of a workflow's end what was seen of it.
 func TestBundleStatus(t *testing.T) {
 	for _, tt := range []struct {
