@@ -530,6 +530,7 @@ func TestPublishRefuses(t *testing.T) {
 		want    string
 	}{
 		"no key":            {nil, nil, "no key signs yet"},
+		"one id twice":      {append(slices.Clone(ring), ring[0]), nil, `two keys have the id "2026-11"`},
 		"the one is gone":   {ring, revoked("2026-11", "2026-11-01T00:00:00Z"), `key "2026-11" is revoked, and is to sign`},
 		"a later one":       {many[:2], revoked("k", "2026-11-01T00:00:00Z"), `key "k" is revoked, and is to sign`},
 		"too many":          {many, nil, "21 keys at once"},

@@ -118,6 +118,9 @@ func New(o Options) (*Minter, error) {
 		}
 		m.signers, m.ring = append(m.signers, s), append(m.ring, k.Rotation)
 	}
+	if err := distinct(m.ring); err != nil {
+		return nil, err
+	}
 	if _, err := m.signer(o.Now()); err != nil {
 		return nil, err
 	}

@@ -428,6 +428,7 @@ func TestKeys(t *testing.T) {
 		"a public key alone":    func(o *Options) { o.Keys[0].Private = nil },
 		"no key yet":            func(o *Options) { o.Keys[0].Sign = time.Now().Add(time.Hour) },
 		"no key":                func(o *Options) { o.Keys = nil },
+		"two keys of one id":    func(o *Options) { o.Keys = append(o.Keys, key("one", next, now)) },
 		"no store":              func(o *Options) { o.Store = nil },
 		"an issuer with a path": func(o *Options) { o.Issuer = "https://host-a.example.com/agent" },
 		"a key without an id":   func(o *Options) { o.Keys[0].KeyID = "" },

@@ -30,12 +30,16 @@ const Published = time.Hour
 // with the documents of an issuer, and hands every other request to next as it came.
 // Of ring it publishes the keys whose time it is, but for those that are revoked. An
 // issuer that is no https:// origin has no place to publish: its requests all go to
-// next. It is an error if a key that is revoked signs, now or later, or one leaves
-// before what it has signed last could be verified for peac.MinOverlap.
+// next. It is an error if two keys have one id, a key that is revoked signs, now or
+// later, or one leaves before what it has signed last could be verified for
+// peac.MinOverlap.
 func Publish(next http.Handler, issuer string, ring peac.KeyRing, revoked []peac.RevokedKey, now func() time.Time) (http.Handler, error) {
 	gone := map[string]bool{}
 	for _, k := range revoked {
 		gone[k.KeyID] = true
+	}
+	if err := distinct(ring); err != nil {
+		return nil, err
 	}
 	if signing, err := ring.Signing(now()); err != nil {
 		return nil, fmt.Errorf("evidence: %w", err)
@@ -76,6 +80,19 @@ func Publish(next http.Handler, issuer string, ring peac.KeyRing, revoked []peac
 			next.ServeHTTP(w, r)
 		}
 	}), nil
+}
+
+// distinct says which id two keys of ring have, if any do: readers could not tell
+// which of them has signed.
+func distinct(ring peac.KeyRing) error {
+	ids := map[string]bool{}
+	for _, k := range ring {
+		if ids[k.KeyID] {
+			return fmt.Errorf("evidence: two keys have the id %.64q: name each key once, and give each a keyId of its own", k.KeyID)
+		}
+		ids[k.KeyID] = true
+	}
+	return nil
 }
 
 // publish answers with a document, or that it is still the one that the caller has.

@@ -64,6 +64,8 @@ func TestMinter(t *testing.T) {
 		{"the public half", "key.pub", secret, nil, "write the file of the private one"},
 		{"a short secret", "key.pem", "0f", nil, "evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32"},
 		{"the key itself", "key.pem", seed, nil, "evidence.idKey: it is the secret of a signing key"},
+		{"the same key twice", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub")}}, "name each key once"},
+		{"two keys of one id", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub"), KeyID: "old"}, {File: at("next.pub"), KeyID: "old"}}, `two keys have the id "old"`},
 		{"a lost key among others", "key.pem", secret, []config.EvidenceKey{{File: at("lost.pem")}}, "evidence.keys[0]: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
