@@ -250,8 +250,8 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 	var ended time.Time
 	for _, r := range a.receipts {
 		w := r.Workflow
-		if slices.ContainsFunc(w.ParentStepIDs, func(p string) bool { return !a.external[p] }) {
-			continue
+		if slices.ContainsFunc(w.ParentStepIDs, func(p string) bool { _, here := a.outcomes[p]; return here }) {
+			continue // also where a peer has carried in what led to it: a call may come back
 		}
 		if at, err := time.Parse(time.RFC3339, r.Claims.OccurredAt); err == nil && at.After(ended) {
 			ended = at

@@ -166,6 +166,22 @@ func TestBundle(t *testing.T) {
 	}
 }
 
+// TestBundleLoop has a call that came back to the host be no beginning: how it ended
+// is not how the workflow did.
+func TestBundleLoop(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, r := s.call("acme/run-1")
+	out := s.Leave(r, s.tick())
+	back := s.Arrive(s.Open("acme/run-2", Origin{Carried: out.Place}), out.Place, s.tick())
+	s.end(back, Ingress, ProtocolError)
+	s.end(out, Egress, ProtocolError)
+	s.end(root, Ingress, OK)
+	report := s.verify(s.whole(root.Workflow, 1000))
+	if !report.OK() || report.Summary == nil || report.Summary.Evidence.Status != peac.Completed {
+		t.Errorf("%+v", report)
+	}
+}
+
 // TestBundleEnd has a workflow end when its last exchange did, however late that is
 // signed.
 func TestBundleEnd(t *testing.T) {
