@@ -380,8 +380,9 @@ const (
 type Evidence struct {
 	// Issuer is who signs: an https:// origin in lower case without a path, where
 	// verifiers look for the keys, or a DID, whose keys they get in another way.
-	// Default none: no evidence is made. Goes with key and idKey. A change needs a
-	// restart.
+	// Replicas need one each, unless all calls of a workflow reach the same one: a
+	// summary tells of one store as if it were all. Default none: no evidence is made.
+	// Goes with key and idKey. A change needs a restart.
 	Issuer string `yaml:"issuer" pattern:"^(https://[a-z0-9.:\\[\\]-]+|did:[a-z0-9]+:[^/?#\\s]+)$" want:"an https:// origin or a DID, write for example https://agent.example.com" restart:"yes"`
 	// Key is what it signs with.
 	Key SigningKey `yaml:"key"`
@@ -396,8 +397,9 @@ type Evidence struct {
 	// Default []; at most 100. A change needs a restart.
 	Revoked []RevokedKey `yaml:"revoked" restart:"yes"`
 	// IDKey is the secret that ids of workflows and steps are derived with: 32
-	// bytes, written as 64 hex digits. Replicas share it; with another one, the ids of
-	// what goes on change. It is not key. Default none. A change needs a restart.
+	// bytes, written as 64 hex digits. Replicas that share the issuer share it; with
+	// another one, the ids of what goes on change. It is not key. Default none. A
+	// change needs a restart.
 	IDKey Secret `yaml:"idKey" restart:"yes"`
 	// Privacy is how much receipts tell: strict leaves out tools, traces and who
 	// calls, and gives each destination ids of its own, balanced tells the kind of
