@@ -39,7 +39,8 @@ type Store interface {
 	Workflow(ctx context.Context, run ancestry.RunID) (string, error)
 
 	// Whole reports whether no receipt of a workflow is known to be lost: none was
-	// dropped, and the proxy has not ended in disorder while it was at work.
+	// dropped, none was forgotten while others were kept, and the proxy has not ended
+	// in disorder while it was at work.
 	Whole(ctx context.Context, workflow string) (bool, error)
 }
 

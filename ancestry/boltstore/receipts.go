@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -54,7 +55,11 @@ func (s *Store) add(receipts []evidence.Receipt, lost []string) (err error) {
 			return err
 		}
 		newest := (*s.windows.Load())[0]
-		if err := newest.add(receipts, lost, now); err != nil {
+		var breaks []time.Time
+		if slices.Contains(lost, "") {
+			breaks = []time.Time{now}
+		}
+		if err := newest.add(receipts, lost, breaks...); err != nil {
 			return err
 		}
 		return s.measure(newest)
@@ -109,8 +114,8 @@ func (s *Store) disorder() (at time.Time, err error) {
 	return at, nil
 }
 
-// add writes receipts, and what was lost by now.
-func (w *window) add(receipts []evidence.Receipt, lost []string, now time.Time) error {
+// add writes receipts, the workflows that have lost some, and when any may have.
+func (w *window) add(receipts []evidence.Receipt, lost []string, breaks ...time.Time) error {
 	return w.db.Update(func(tx *bolt.Tx) error {
 		var b [4]*bolt.Bucket
 		for i, name := range [][]byte{bucketReceipts, bucketWorkflows, bucketLost, bucketBreaks} {
@@ -119,20 +124,22 @@ func (w *window) add(receipts []evidence.Receipt, lost []string, now time.Time) 
 				return err
 			}
 		}
-		kept, workflows, marks, breaks := b[0], b[1], b[2], b[3]
+		kept, workflows, marks, times := b[0], b[1], b[2], b[3]
 		for _, r := range receipts {
 			if err := addReceipt(kept, workflows, r); err != nil {
 				return err
 			}
 		}
 		for _, workflow := range lost {
-			var err error
 			if workflow == "" {
-				err = breaks.Put(encodeNumber(uint64(now.UnixMilli())), nil)
-			} else {
-				err = marks.Put([]byte(workflow), nil)
+				continue // breaks say when
 			}
-			if err != nil {
+			if err := marks.Put([]byte(workflow), nil); err != nil {
+				return err
+			}
+		}
+		for _, at := range breaks {
+			if err := times.Put(encodeNumber(uint64(at.UnixMilli())), nil); err != nil {
 				return err
 			}
 		}
@@ -256,19 +263,11 @@ func (s *Store) Whole(ctx context.Context, workflow string) (whole bool, err err
 			if k, _ := lost.Cursor().Seek([]byte(workflow)); string(k) == workflow {
 				return nil
 			}
-			at, err := v.bucket(i, bucketBreaks)
+			at, err := v.breaks(i)
 			if err != nil {
 				return err
 			}
-			if err := at.ForEach(func(k, _ []byte) error {
-				if len(k) != 8 {
-					return errRecord
-				}
-				breaks = append(breaks, time.UnixMilli(int64(binary.BigEndian.Uint64(k))))
-				return nil
-			}); err != nil {
-				return err
-			}
+			breaks = append(breaks, at...)
 		}
 		if len(breaks) == 0 {
 			whole = true
@@ -285,6 +284,108 @@ func (s *Store) Whole(ctx context.Context, workflow string) (whole bool, err err
 		return nil
 	})
 	return whole, err
+}
+
+// breaks returns when workflows may have lost receipts, by window i.
+func (v *view) breaks(i int) (breaks []time.Time, err error) {
+	b, err := v.bucket(i, bucketBreaks)
+	if err != nil || b == nil {
+		return nil, err
+	}
+	err = b.ForEach(func(k, _ []byte) error {
+		if len(k) != 8 {
+			return errRecord
+		}
+		breaks = append(breaks, time.UnixMilli(int64(binary.BigEndian.Uint64(k))))
+		return nil
+	})
+	return breaks, err
+}
+
+// leavings are what the windows that go out say of workflows that may stay.
+type leavings struct {
+	windows int             // that there were, with those that go
+	others  map[string]bool // workflows with receipts, or a loss, in one that goes
+	parted  []string        // those of them with receipts in one that stays
+	breaks  []time.Time
+}
+
+// leavings reads the oldest windows, so many, and which workflows of theirs the
+// others have, but for the newest: who writes there could have to wait.
+func (s *Store) leavings(ctx context.Context, going int) (*leavings, error) {
+	l := &leavings{others: map[string]bool{}}
+	err := s.read(ctx, func(v *view) error {
+		l.windows = len(v.windows)
+		for i := l.windows - going; i < l.windows; i++ {
+			breaks, err := v.breaks(i)
+			if err != nil {
+				return err
+			}
+			l.breaks = append(l.breaks, breaks...)
+			for _, name := range [][]byte{bucketReceipts, bucketLost} {
+				b, err := v.bucket(i, name)
+				if err != nil {
+					return err
+				}
+				if b != nil {
+					l.addOthers(b.Cursor())
+				}
+			}
+		}
+		return l.part(ctx, v, 1, l.windows-going)
+	})
+	return l, err
+}
+
+// addOthers adds the workflows whose keys c has.
+func (l *leavings) addOthers(c *bolt.Cursor) {
+	for k, _ := c.First(); k != nil; {
+		workflow, _, _ := bytes.Cut(k, []byte{0})
+		l.others[string(workflow)] = true
+		k, _ = c.Seek(append(bytes.Clone(workflow), 1))
+	}
+}
+
+// part notes which of the others have receipts in windows of v.
+func (l *leavings) part(ctx context.Context, v *view, from, to int) error {
+	var kept []*bolt.Cursor
+	for i := from; i < to; i++ {
+		b, err := v.bucket(i, bucketReceipts)
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			kept = append(kept, b.Cursor())
+		}
+	}
+	for workflow := range l.others {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		prefix := pair(workflow, nil)
+		if slices.ContainsFunc(kept, func(c *bolt.Cursor) bool { k, _ := c.Seek(prefix); return bytes.HasPrefix(k, prefix) }) {
+			l.parted = append(l.parted, workflow)
+			delete(l.others, workflow)
+		}
+	}
+	return nil
+}
+
+// inherit notes in the newest window what is to be known of those that go out, also
+// of workflows that have got receipts since. It is called with applying held.
+func (s *Store) inherit(ctx context.Context, l *leavings) error {
+	err := s.read(ctx, func(v *view) error { return l.part(ctx, v, 0, 1+len(v.windows)-l.windows) })
+	if err != nil || len(l.parted)+len(l.breaks) == 0 {
+		return err
+	}
+	if err := s.usable(); err != nil {
+		return err
+	}
+	newest := (*s.windows.Load())[0]
+	err = guard(func() error { return newest.add(nil, l.parted, l.breaks...) })
+	s.write.Lock()
+	defer s.write.Unlock()
+	return s.breakLocked(err)
 }
 
 // began returns when the exchanges of a workflow began, and the runs that they were

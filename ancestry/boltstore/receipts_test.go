@@ -274,3 +274,104 @@ func TestReceiptsWindows(t *testing.T) {
 		t.Errorf("%d receipts are left", len(got))
 	}
 }
+
+// TestReceiptsParted has a workflow of which some receipts were forgotten be known
+// not to be whole, for as long as others are kept.
+func TestReceiptsParted(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	dir := t.TempDir()
+	open := func() *Store {
+		t.Helper()
+		s, err := Open(Options{Dir: dir, Window: time.Hour, MaxAge: 3 * time.Hour, Now: func() time.Time { return now }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := open()
+	defer func() { s.Close() }()
+	add := func(hour int, lost []string, workflows ...string) {
+		t.Helper()
+		now = time.Date(2026, 11, 1, hour, 1, 0, 0, time.UTC)
+		var receipts []evidence.Receipt
+		for _, w := range workflows {
+			receipts = append(receipts, receipt(w, 0, "", now))
+		}
+		if err := s.Add(t.Context(), receipts, lost); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune := func(windows int) {
+		t.Helper()
+		if _, err := s.Prune(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(*s.windows.Load()); n != windows {
+			t.Fatalf("%d windows, want %d", n, windows)
+		}
+	}
+	const lost, long, old, next, later, young = "wf_lost", "wf_long", "wf_old", "wf_next", "wf_later", "wf_young"
+	add(0, []string{lost}, old, next, later, long)
+	// A call that began before an end in disorder, and is over after it.
+	began := receipt("wf_call", 0, "", now.Add(30*time.Minute))
+	add(1, []string{lost, ""}, next)
+	now = now.Add(time.Minute)
+	add(2, nil, lost, young)
+	if err := s.Add(t.Context(), []evidence.Receipt{began}, nil); err != nil {
+		t.Fatal(err)
+	}
+	add(4, nil, later)
+	wantWhole(t, s, later, false) // by the end in disorder
+	prune(3)                      // the first went
+	for workflow, want := range map[string]bool{next: false, later: false, lost: false, "wf_call": false, young: true} {
+		wantWhole(t, s, workflow, want)
+	}
+	add(5, nil)
+	prune(3) // the second went, and the end in disorder
+	for workflow, want := range map[string]bool{lost: false, "wf_call": false, later: false, young: true} {
+		wantWhole(t, s, workflow, want)
+	}
+	if got := pages(t, s, old, 10); len(got) != 0 {
+		t.Errorf("%d receipts of a workflow that is forgotten", len(got))
+	}
+	// What is noted goes out itself, where receipts have come since.
+	add(8, nil, later)
+	prune(2)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open()
+	wantWhole(t, s, later, false)
+	wantWhole(t, s, "wf_unknown", true)
+}
+
+// TestReceiptsUnnoted has nothing be forgotten where it can't be noted whose
+// receipts are.
+func TestReceiptsUnnoted(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	s, err := Open(Options{Dir: t.TempDir(), Window: time.Hour, MaxAge: time.Hour, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range 2 {
+		if err := s.Add(t.Context(), []evidence.Receipt{receipt(workflowA, 0, "", now)}, nil); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(time.Hour)
+	}
+	state := func(broken error) {
+		s.write.Lock()
+		defer s.write.Unlock()
+		s.broken = broken
+	}
+	state(errDamaged)
+	if _, err := s.Prune(t.Context(), now); !errors.Is(err, errDamaged) || len(pages(t, s, workflowA, 10)) != 2 {
+		t.Errorf("Prune = %v, %d receipts are left, want 2", err, len(pages(t, s, workflowA, 10)))
+	}
+	state(nil)
+	if _, err := s.Prune(t.Context(), now); err != nil || len(pages(t, s, workflowA, 10)) != 1 {
+		t.Errorf("Prune = %v, %d receipts are left, want 1", err, len(pages(t, s, workflowA, 10)))
+	}
+	wantWhole(t, s, workflowA, false)
+}

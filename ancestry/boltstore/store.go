@@ -80,6 +80,7 @@ type Store struct {
 	// not read any more.
 	readers sync.RWMutex
 
+	pruning  sync.Mutex // held by the one who forgets windows; taken before applying
 	applying sync.Mutex // held by the one who writes or replaces windows; taken before write
 	aging    *recent    // what is being written to a window, or is to be again; nil if nothing is
 	applied  uint64     // number of the last group of the journal that is in a window
@@ -183,7 +184,7 @@ func (s *Store) open() (err error) {
 		return explain(windows[0].path, err)
 	}
 	if s.receiving {
-		if err := guard(func() error { return windows[0].add(nil, []string{""}, ended) }); err != nil {
+		if err := guard(func() error { return windows[0].add(nil, nil, ended) }); err != nil {
 			return explain(windows[0].path, err)
 		}
 	}
@@ -368,12 +369,14 @@ func (s *Store) create(from, now time.Time) (*window, error) {
 
 // Prune forgets windows that ended before MaxAge, then the oldest ones while
 // there are more than MaxLinks links and receipts. It never forgets the newest. A
-// link that was completed in a later window counts in both.
+// link that was completed in a later window counts in both. A workflow of which
+// receipts are forgotten and others are kept is not whole any more; where that can't
+// be noted, nothing is forgotten.
 func (s *Store) Prune(ctx context.Context, now time.Time) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	forgotten, gone, err := s.forget(now)
+	forgotten, gone, err := s.forget(ctx, now)
 	s.readers.Lock()   // until those who read in them are done
 	s.readers.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
 	for _, w := range forgotten {
@@ -390,14 +393,39 @@ func (s *Store) Prune(ctx context.Context, now time.Time) (int, error) {
 
 // forget takes the windows that go out of the list, where no reader will find
 // them from now on.
-func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error) {
+func (s *Store) forget(ctx context.Context, now time.Time) (forgotten []*window, gone int, err error) {
+	s.pruning.Lock()
+	defer s.pruning.Unlock()
+	going, gone, unapplied, err := s.outgoing(now)
+	if err != nil || going == 0 {
+		return nil, 0, errors.Join(err, unapplied)
+	}
+	left, err := s.leavings(ctx, going)
+	if err != nil {
+		return nil, 0, err
+	}
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	if err := s.inherit(ctx, left); err != nil {
+		return nil, 0, err
+	}
+	windows := *s.windows.Load() // there may be newer ones
+	keep := len(windows) - going
+	kept := slices.Clone(windows[:keep])
+	s.windows.Store(&kept)
+	return windows[keep:], gone, unapplied
+}
+
+// outgoing returns how many windows are to go, the oldest, and how many links with
+// them. That something could not be applied is no reason to forget nothing: that may
+// make room.
+func (s *Store) outgoing(now time.Time) (going, gone int, unapplied, err error) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	unusable := s.usable()
 	if errors.Is(unusable, errClosed) {
-		return nil, 0, unusable
+		return 0, 0, nil, unusable
 	}
-	var unapplied error // which is no reason to forget nothing: that may make room
 	if unusable == nil {
 		// A host without traffic writes no new window, and must still forget.
 		unapplied = s.applyLocked(func() error { return s.rotate(now) })
@@ -406,7 +434,7 @@ func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error)
 	links, receipts, total := make([]int, len(windows)), make([]int, len(windows)), 0
 	for i, w := range windows {
 		if links[i], receipts[i], err = w.count(); err != nil {
-			return nil, 0, err
+			return 0, 0, nil, err
 		}
 		total += links[i] + receipts[i]
 	}
@@ -418,9 +446,7 @@ func (s *Store) forget(now time.Time) (forgotten []*window, gone int, err error)
 		gone += links[keep-1]
 		total -= links[keep-1] + receipts[keep-1]
 	}
-	kept := slices.Clone(windows[:keep])
-	s.windows.Store(&kept)
-	return windows[keep:], gone, unapplied
+	return len(windows) - keep, gone, unapplied, nil
 }
 
 // Close waits for commits and readers, writes what is recorded to its window, and
