@@ -402,12 +402,12 @@ func (s *Store) forget(ctx context.Context, now time.Time) (forgotten []*window,
 	}
 	left, err := s.leavings(ctx, going)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, errors.Join(err, unapplied)
 	}
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	if err := s.inherit(ctx, left); err != nil {
-		return nil, 0, err
+		return nil, 0, errors.Join(err, unapplied)
 	}
 	windows := *s.windows.Load() // there may be newer ones
 	keep := len(windows) - going
