@@ -139,38 +139,6 @@ func TestUpgrades(t *testing.T) {
 	}
 }
 
-// A side of an upgraded connection that has said all can still hear the other.
-func TestUpgradesHalfClosed(t *testing.T) {
-	for _, way := range rawWays {
-		t.Run(way.name, func(t *testing.T) {
-			heard := make(chan string, 1)
-			to := talker(t, func(c *rawConn) {
-				if _, err := http.ReadRequest(c.Reader); err != nil {
-					return
-				}
-				_, _ = io.WriteString(c.Conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\nhello")
-				_ = c.Conn.(*net.TCPConn).CloseWrite()
-				all, _ := io.ReadAll(c.Reader)
-				heard <- string(all)
-			})
-			s := newSidecar(t, "agent.example.com", "http://"+to)
-			c, prefix := way.dial(t, s, to)
-			c.send("GET " + prefix + "/ HTTP/1.1\nHost: " + to + "\nConnection: Upgrade\nUpgrade: chat\n\n")
-			if resp := c.answer(http.MethodGet); resp.StatusCode != http.StatusSwitchingProtocols {
-				t.Fatalf("answer = %s, want 101", resp.Status)
-			}
-			if all, err := io.ReadAll(c); string(all) != "hello" || err != nil {
-				t.Errorf("behind the answer = %q, %v, want hello and the end", all, err)
-			}
-			c.send("bye")
-			c.Close()
-			if got := receive(t, heard, "what the client says"); got != "bye" {
-				t.Errorf("the other side hears %q, want bye", got)
-			}
-		})
-	}
-}
-
 // An answer that breaks off ends with the connection of the client, who could else
 // take it for whole.
 func TestAnswerBreaksOff(t *testing.T) {

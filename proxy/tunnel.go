@@ -331,12 +331,6 @@ func (c *onceConn) Read(b []byte) (int, error) { return c.r.Read(b) }
 // NetConn returns the connection itself.
 func (c *onceConn) NetConn() net.Conn { return c.Conn }
 
-// CloseWrite keeps half-open connections half open.
-func (c *onceConn) CloseWrite() error {
-	closeWrite(c.Conn)
-	return nil
-}
-
 func (c *onceConn) Close() error {
 	err := c.Conn.Close()
 	c.once.Do(func() { close(c.closed) })
