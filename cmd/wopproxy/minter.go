@@ -86,10 +86,7 @@ func (s *sidecar) published(c *config.Config, next http.Handler) (http.Handler, 
 
 // evidenceStore is the store as one for receipts; nil: it keeps none.
 func evidenceStore(s ancestry.Store) evidence.Store {
-	if own, ok := s.(ownHosts); ok {
-		s = own.Store
-	}
-	store, _ := s.(evidence.Store)
+	store, _ := opened(s).(evidence.Store)
 	return store
 }
 

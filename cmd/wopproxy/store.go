@@ -46,14 +46,18 @@ func forOwnHost(open openStore) openStore {
 // ownHosts is a store that is no settler.
 type ownHosts struct{ ancestry.Store }
 
+// opened is the store itself, without what stands before it here.
+func opened(s ancestry.Store) ancestry.Store {
+	if own, ok := s.(ownHosts); ok {
+		return own.Store
+	}
+	return s
+}
+
 // countFullJournal exposes how often links had to wait for the journal of the store,
 // if it has one.
 func (s *sidecar) countFullJournal() {
-	store := s.store
-	if own, ok := store.(ownHosts); ok {
-		store = own.Store
-	}
-	journal, ok := store.(interface{ Full() uint64 })
+	journal, ok := opened(s.store).(interface{ Full() uint64 })
 	if !ok {
 		return
 	}
