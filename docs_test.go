@@ -236,7 +236,7 @@ func TestMetricsExist(t *testing.T) {
 	// Served only as configured: spans exported, the host asked, evidence made.
 	tabulated(t, "deploy/README.md", "metrics.golden", "wopproxy_ancestry_host_checks_total counter verdict", "wopproxy_span_export_failures_total counter",
 		"wopproxy_evidence_dropped_total counter reason", "wopproxy_evidence_limit_hits_total counter limit",
-		"wopproxy_evidence_queue_length gauge", "wopproxy_evidence_receipts_total counter")
+		"wopproxy_evidence_queue_length gauge", "wopproxy_evidence_receipts_total counter", "wopproxy_evidence_upstream_total counter verdict")
 	tabulated(t, "deploy/inject/README.md", "webhook-metrics.golden")
 }
 

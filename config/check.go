@@ -37,6 +37,7 @@ func (d *decoder) checkEvidence(c *Config) {
 		}{
 			{"evidence.key", e.Key.File != ""}, {"evidence.keyId", e.KeyID != ""}, {"evidence.keys", len(e.Keys) > 0},
 			{"evidence.revoked", len(e.Revoked) > 0}, {"evidence.idKey", !e.IDKey.IsZero()},
+			{"evidence.known", len(e.Known) > 0},
 		} {
 			if k.given {
 				d.refuse(k.key, what)
@@ -55,6 +56,24 @@ func (d *decoder) checkEvidence(c *Config) {
 	}
 	d.checkKeys(e)
 	d.checkRevoked(e)
+	d.checkKnown(e)
+}
+
+// checkKnown asks that each issuer is there once.
+func (d *decoder) checkKnown(e Evidence) {
+	seen := map[string]bool{e.Issuer: true}
+	for i, k := range e.Known {
+		key := fmt.Sprintf("evidence.known[%d]", i)
+		switch {
+		case k.Issuer == "":
+			d.refuse(key+".issuer", "required, write the iss that its receipts have")
+		case seen[k.Issuer]:
+			d.refuse(key+".issuer", "%s is there already, write all its keys into one file", k.Issuer)
+		case k.File == "":
+			d.refuse(key+".file", "required, write the path of its JWKS")
+		}
+		seen[k.Issuer] = true
+	}
 }
 
 // checkRevoked asks that verifiers can read what they are told of revoked keys.

@@ -406,10 +406,23 @@ type Evidence struct {
 	// a call and its trace, open names the tool. Default balanced. A change needs a
 	// restart.
 	Privacy Privacy `yaml:"privacy" enum:"strict|balanced|open" restart:"yes"`
+	// Known are other issuers, with their keys. A receipt of theirs that comes with an
+	// answer is verified, and if it holds, that of the call depends on it. Others are
+	// referred to all the same. Default []. A change needs a restart.
+	Known []KnownIssuer `yaml:"known" restart:"yes"`
 	// Queue is how many receipts may wait to be signed and stored; further ones are
 	// dropped and counted, and their workflow gets no summary. Default 8192; 1 to
 	// 1000000. A change needs a restart.
 	Queue int `yaml:"queue" min:"1" max:"1000000" restart:"yes"`
+}
+
+// KnownIssuer is who else makes receipts.
+type KnownIssuer struct {
+	// Issuer is as evidence.issuer, and another one. Required.
+	Issuer string `yaml:"issuer" pattern:"^(https://[a-z0-9.:\\[\\]-]+|did:[a-z0-9]+:[^/?#\\s]+)$" want:"an https:// origin or a DID, write for example https://agent.example.com"`
+	// File has its keys, as the issuer publishes them: a JWKS of at most 64 KiB. Leave
+	// out of it the keys that the issuer has revoked. Required. It is read at start.
+	File string `yaml:"file" pattern:"." want:"a path, write for example /etc/wopproxy/peer.jwks"`
 }
 
 // SigningKey is a private key in a file.

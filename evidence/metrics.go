@@ -18,12 +18,14 @@ const (
 	limitStates   = "states"   // a task has come to more than are told of one step
 	limitContexts = "contexts" // the workflow of a conversation was forgotten for another's
 	limitTasks    = "tasks"    // the step of a task was forgotten for another's
+	limitUpstream = "upstream" // of a receipt of another the reference alone was kept
 )
 
 type metrics struct {
 	receipts prometheus.Counter
 	dropped  *prometheus.CounterVec // reason
 	limits   *prometheus.CounterVec // limit
+	upstream *prometheus.CounterVec // verdict
 }
 
 func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
@@ -37,15 +39,21 @@ func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
 		limits: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "wopproxy_evidence_limit_hits_total", Help: "Bounds on what receipts tell that were reached.",
 		}, []string{"limit"}),
+		upstream: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "wopproxy_evidence_upstream_total", Help: "Receipts of others that were on answers.",
+		}, []string{"verdict"}),
 	}
 	for _, r := range []dropReason{dropQueueFull, dropInvalid, dropStopped, dropStoreError} {
 		m.dropped.WithLabelValues(string(r))
 	}
-	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks} {
+	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream} {
 		m.limits.WithLabelValues(l)
 	}
+	for _, v := range []verdict{verdictVerified, verdictUnknown, verdictReference, verdictRefused} {
+		m.upstream.WithLabelValues(string(v))
+	}
 	if reg != nil {
-		reg.MustRegister(m.receipts, m.dropped, m.limits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		reg.MustRegister(m.receipts, m.dropped, m.limits, m.upstream, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "wopproxy_evidence_queue_length", Help: "Receipts that wait to be signed and stored.",
 		}, func() float64 { return float64(queued()) }))
 	}

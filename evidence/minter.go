@@ -44,10 +44,15 @@ type Options struct {
 	Privacy Privacy // default Balanced
 	Store   Store
 
-	Queue  int              // receipts that may wait to be signed and stored; default 8192
-	States int              // states of a task that are told of one step, at most; default 32
-	Names  int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
-	Now    func() time.Time // default time.Now
+	// Known are the keys of other issuers. Their receipts that were on an answer are
+	// verified, and those that hold are what ours depends on.
+	Known map[string]peac.JWKS
+
+	Queue       int              // receipts that may wait to be signed and stored; default 8192
+	States      int              // states of a task that are told of one step, at most; default 32
+	MaxUpstream int              // bytes of the receipts of others that may wait with ours; default 4 MiB
+	Names       int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
+	Now         func() time.Time // default time.Now
 
 	// Live says whether one of some runs, by the ids that they were stored with, has
 	// not been seen to end; default: each has. It is asked once for a summary.
@@ -71,6 +76,7 @@ type Minter struct {
 
 	mu      sync.Mutex
 	stopped bool            // nothing is taken any more
+	held    int             // bytes of the receipts of others that wait
 	open    int             // steps that have begun and not ended
 	lost    map[string]bool // workflows that have lost receipts, for the store to know
 	// owed are those that the store is just being told of, and the workflows of a
@@ -83,6 +89,8 @@ type entry struct {
 	step  *Step
 	o     Observed
 	state string // of the task; empty: the step has ended
+
+	upstream []peac.Carrier // receipts of others that were on the answer
 }
 
 // New checks o and returns a Minter. Nothing is signed until Run is called.
@@ -94,6 +102,7 @@ func New(o Options) (*Minter, error) {
 	o.Queue = cmp.Or(o.Queue, 8192)
 	o.States = cmp.Or(o.States, 32)
 	o.Names = cmp.Or(o.Names, 10_000)
+	o.MaxUpstream = cmp.Or(o.MaxUpstream, 4<<20)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
@@ -161,7 +170,7 @@ func (m *Minter) State(s *Step, state string, o Observed) {
 	s.state = state
 	s.states++
 	o.Outcome = Ongoing
-	m.takeLocked(&entry{s, o, state})
+	m.takeLocked(&entry{step: s, o: o, state: state})
 }
 
 // End tells how the exchange of a step has ended. Only the first call counts.
@@ -173,7 +182,8 @@ func (m *Minter) End(s *Step, o Observed) {
 	}
 	s.ended = true
 	m.open--
-	m.takeLocked(&entry{s, o, ""})
+	m.takeLocked(&entry{step: s, o: o, upstream: s.upstream})
+	s.upstream = nil
 }
 
 // takeLocked queues e, or drops it.
@@ -191,6 +201,7 @@ func (m *Minter) takeLocked(e *entry) {
 
 func (m *Minter) dropLocked(e *entry, why dropReason) {
 	m.metrics.dropped.WithLabelValues(string(why)).Inc()
+	m.releaseLocked(e)
 	m.loseLocked(e.step.Workflow)
 }
 
@@ -256,6 +267,7 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 	receipts := make([]Receipt, 0, len(batch))
 	for _, e := range batch {
 		r, err := m.sign(e)
+		m.release(e)
 		if err != nil {
 			m.o.Logger.ErrorContext(ctx, "receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "err", err)
 			m.mu.Lock()

@@ -272,6 +272,7 @@ wopproxy_evidence_limit_hits_total{limit="contexts"} 1
 wopproxy_evidence_limit_hits_total{limit="parents"} 2
 wopproxy_evidence_limit_hits_total{limit="states"} 1
 wopproxy_evidence_limit_hits_total{limit="tasks"} 1
+wopproxy_evidence_limit_hits_total{limit="upstream"} 0
 `, "wopproxy_evidence_limit_hits_total")
 }
 
@@ -410,7 +411,7 @@ func TestKeys(t *testing.T) {
 	})
 	for _, want := range []string{"one", "two"} {
 		run := of.Open(ancestry.RunID("run_"+want), Origin{})
-		e := &entry{of.Arrive(run, Place{}, now), ended(OK), ""}
+		e := &entry{step: of.Arrive(run, Place{}, now), o: ended(OK)}
 		r, err := of.sign(e)
 		if err != nil {
 			t.Fatal(err)
@@ -453,7 +454,7 @@ func BenchmarkSign(b *testing.B) {
 	_ = parent
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := of.sign(&entry{of.Leave(run, time.Now()), o, ""}); err != nil {
+		if _, err := of.sign(&entry{step: of.Leave(run, time.Now()), o: o}); err != nil {
 			b.Fatal(err)
 		}
 	}

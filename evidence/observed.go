@@ -66,6 +66,7 @@ type progressGroup struct {
 // claims returns what is to be signed of e.
 func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 	s, o := e.step, &e.o
+	others := m.judge(e.upstream)
 	id := s.id
 	if e.state != "" {
 		id = peac.NewReceiptID(o.Ended)
@@ -75,7 +76,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 		OccurredAt: instant(o.Ended),
 		Extensions: map[string]any{
 			peac.WorkflowGroup:    m.place(s, o),
-			peac.CorrelationGroup: m.correlation(s, o),
+			peac.CorrelationGroup: m.correlation(s, o, others),
 			peac.ExchangeGroup:    exchange(s, o),
 		},
 	}
@@ -91,7 +92,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 		}
 	case peac.ExchangeGroup:
 	default:
-		c.Extensions[peac.ActionGroup] = m.action(s, o, c.Type)
+		c.Extensions[peac.ActionGroup] = m.action(s, o, c.Type, others)
 	}
 	return c
 }
@@ -116,7 +117,7 @@ func (m *Minter) typeOf(e *entry) string {
 	return peac.ActionInvoked
 }
 
-func (m *Minter) action(s *Step, o *Observed, receiptType string) peac.AgentAction {
+func (m *Minter) action(s *Step, o *Observed, receiptType string, others upstream) peac.AgentAction {
 	a := peac.NewAgentAction(receiptType, m.names.HostRef("", m.o.Host), "ref:"+s.Step, instant(o.Ended))
 	if receiptType == peac.ActionDelegated {
 		a.DelegatedToRef = m.names.HostRef("", cmp.Or(o.Callee, "unknown"))
@@ -124,6 +125,7 @@ func (m *Minter) action(s *Step, o *Observed, receiptType string) peac.AgentActi
 	if o.Caller != "" && m.o.Privacy != Strict {
 		a.CallerRef = m.names.HostRef("", o.Caller)
 	}
+	a.UpstreamArtifactRef = others.ref
 	return a
 }
 
@@ -152,8 +154,8 @@ func (s *Step) parentIDs() []string {
 	return ids
 }
 
-func (m *Minter) correlation(s *Step, o *Observed) peac.Correlation {
-	c := peac.Correlation{WorkflowID: s.Workflow}
+func (m *Minter) correlation(s *Step, o *Observed, others upstream) peac.Correlation {
+	c := peac.Correlation{WorkflowID: s.Workflow, DependsOn: others.jtis}
 	if m.o.Privacy != Strict {
 		if !o.Trace.IsZero() {
 			c.TraceID = o.Trace.String()

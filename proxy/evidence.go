@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -111,6 +112,14 @@ func (x *exchange) noteState(a wire.Answer) {
 		o = evidence.Observed{Direction: own.Direction, Protocol: own.Protocol, Ended: o.Ended}
 	}
 	m.State(own, string(a.State), o)
+}
+
+// findReceipt tells of the receipt of another in the head of an answer, or in its
+// trailers.
+func (x *exchange) findReceipt(h http.Header) {
+	if values := h[headerReceipt]; x.step != nil && values != nil {
+		x.p.o.Evidence.UpstreamHeader(x.step, values)
+	}
 }
 
 // endStep tells how the exchange has ended.

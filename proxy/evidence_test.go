@@ -139,20 +139,84 @@ func TestEvidenceOfUnreadAnswers(t *testing.T) {
 	}
 }
 
+// TestEvidenceOfUpstream has receipts of others come with an answer to the host's call:
+// they pass as they are, and what is signed of the call names them, and depends on
+// those that hold.
+func TestEvidenceOfUpstream(t *testing.T) {
+	key := ed25519.NewKeyFromSeed([]byte("the seed of a peer, which is one"))
+	signer, err := peac.NewSigner("https://peer.example.com", "one", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	jws, err := signer.Sign(peac.Claims{Kind: peac.Evidence, Type: "com.example/observed", ID: "jti-1", IssuedAt: time.Now().Unix()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const result = `{"jsonrpc":"2.0","id":1,"result":{"content":[]META}}`
+	meta := `,"_meta":{"org.peacprotocol/receipt_ref":"` + peac.ReceiptRef(jws) + `","org.peacprotocol/receipt_jws":"` + jws + `"}`
+	inMeta, other := strings.Replace(result, "META", meta, 1), strings.Replace(result, `"id":1`, `"id":7`, 1)
+	other = strings.Replace(other, "META", meta, 1)
+	for _, tt := range []struct {
+		name, kind, answer string
+		header             []string
+		depends            bool
+	}{
+		{"in _meta", "application/json", inMeta, nil, true},
+		{"in an event", "text/event-stream", "data: " + inMeta + "\n\n", nil, true},
+		{"in another's event", "text/event-stream", "data: " + other + "\n\ndata: " + strings.Replace(result, "META", "", 1) + "\n\n", nil, false},
+		{"in the head", "application/json", strings.Replace(result, "META", "", 1), []string{jws}, true},
+		{"twice in the head", "application/json", strings.Replace(result, "META", "", 1), []string{jws, jws}, false},
+		{"too long for the head", "application/json", strings.Replace(result, "META", "", 1), []string{jws + strings.Repeat("A", 8192)}, false},
+		{"none", "application/json", strings.Replace(result, "META", "", 1), nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tool := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", tt.kind)
+				w.Header()["Peac-Receipt"] = tt.header
+				_, _ = io.WriteString(w, tt.answer)
+			})
+			f := newFile(t, "https://a.example.com", func(o *evidence.Options) {
+				o.Known = map[string]peac.JWKS{"https://peer.example.com": {Keys: []peac.JWK{peac.NewJWK("one", key.Public().(ed25519.PublicKey))}}}
+			})
+			var s *sidecar
+			host := peer(t, func(_ http.ResponseWriter, r *http.Request) {
+				resp, err := s.client().Do(followUp(t, r, "http://"+tool+"/mcp", call))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				got, err := io.ReadAll(resp.Body)
+				if err != nil || string(got) != tt.answer || !slices.Equal(resp.Header["Peac-Receipt"], tt.header) {
+					t.Errorf("the answer came as %v %s, %v", resp.Header, got, err)
+				}
+			})
+			s = newSidecar(t, "a.example.com", "http://"+host, f.tune)
+			post(t, http.DefaultClient, s.ingress.URL+"/chat", `{}`, nil)
+			s.handled.wait(t)
+			f.stop()
+			receipts, _ := f.of(t, s.recorded(t)[0].Workflow)
+			for _, r := range receipts {
+				x := r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)
+				if x["direction"] != "egress" {
+					continue
+				}
+				ref := r.Claims.Extensions[peac.ActionGroup].(map[string]any)["upstream_artifact_ref"]
+				depends, _ := r.Claims.Extensions[peac.CorrelationGroup].(map[string]any)["depends_on"].([]any)
+				if want := peac.ReceiptRef(jws); (ref == want) != tt.depends || slices.Equal(depends, []any{"jti-1"}) != tt.depends {
+					t.Errorf("upstream_artifact_ref %v, depends_on %v", ref, depends)
+				}
+				return
+			}
+			t.Errorf("%v: nothing of the call", toldOf(receipts))
+		})
+	}
+}
+
 // askAs has a host call out for the request that it handles, as one does that hands on
 // its context.
 func (s *sidecar) askAs(t testing.TB, in *http.Request, to, body string) {
-	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
-	for _, name := range []string{"Traceparent", "Tracestate"} {
-		h[name] = in.Header[name]
-	}
-	r, err := http.NewRequestWithContext(in.Context(), http.MethodPost, to, strings.NewReader(body))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	r.Header = h
-	resp, err := s.client().Do(r)
+	resp, err := s.client().Do(followUp(t, in, to, body))
 	if err != nil {
 		t.Error(err)
 		return
@@ -161,6 +225,20 @@ func (s *sidecar) askAs(t testing.TB, in *http.Request, to, body string) {
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 		t.Error(err)
 	}
+}
+
+// followUp is a request with the context of the one that its host works on.
+func followUp(t testing.TB, in *http.Request, to, body string) *http.Request {
+	r, err := http.NewRequestWithContext(in.Context(), http.MethodPost, to, strings.NewReader(body))
+	if err != nil {
+		t.Error(err) // and whoever sends it panics
+		return nil
+	}
+	r.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	for _, name := range []string{"Traceparent", "Tracestate"} {
+		r.Header[name] = in.Header[name]
+	}
+	return r
 }
 
 const (

@@ -21,6 +21,7 @@ const (
 	headerTyloParent  = "X-Tylo-Parent-Span-Id"
 	headerMCPSession  = "Mcp-Session-Id"
 	headerMCPVersion  = "Mcp-Protocol-Version"
+	headerReceipt     = "Peac-Receipt" // also in the trailers of gRPC
 )
 
 // head is what the head of a request tells of the message behind it.

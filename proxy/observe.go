@@ -23,6 +23,7 @@ func (x *exchange) observe(resp *http.Response) {
 		resp.Request.Method == http.MethodGet && (x.msg.Protocol != wire.None || x.head.openwop == openwop.Events)) {
 		x.idle(resp.Request) // it listens; work begins with other requests
 	}
+	x.findReceipt(resp.Header)
 	if x.head.hints.GRPC != "" {
 		x.learnStatus(resp.Header) // an error may have no other answer than its head
 	}
@@ -81,9 +82,13 @@ func (x *exchange) learn(data []byte, alone bool) {
 	} else {
 		a, ok = wire.ReadAnswer(data, x.msg.Protocol, bare)
 	}
-	if ok {
-		x.take(a, alone, bare)
+	if !ok {
+		return
 	}
+	if x.step != nil && (alone || bare || a.ID == x.msg.ID) {
+		x.p.o.Evidence.Upstream(x.step, data)
+	}
+	x.take(a, alone, bare)
 }
 
 // learnStatus takes the status that ends an answer of gRPC from its trailers, or

@@ -45,6 +45,7 @@ func (o *observer) see(chunk []byte, last bool) {
 			o.x.streamed = false // this may have been the answer
 		})
 		if last && o.trailer != nil {
+			o.x.findReceipt(*o.trailer)
 			o.x.learnStatus(*o.trailer)
 		}
 		return

@@ -34,7 +34,8 @@ func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, e
 	if err != nil || len(idKey) != 32 {
 		err = errors.New("evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32")
 	}
-	if err := errors.Join(keyErr, err); err != nil {
+	known, knownErr := knownKeys(c.Evidence.Known)
+	if err := errors.Join(keyErr, err, knownErr); err != nil {
 		return nil, err
 	}
 	for _, k := range keys {
@@ -44,7 +45,7 @@ func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, e
 	}
 	return evidence.New(evidence.Options{
 		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey, Privacy: evidence.Privacy(c.Evidence.Privacy),
-		Store: store, Queue: c.Evidence.Queue, Live: s.anyLive,
+		Store: store, Known: known, Queue: c.Evidence.Queue, Live: s.anyLive,
 		Registerer: s.metrics, Logger: s.log,
 	})
 }
@@ -125,4 +126,20 @@ func evidenceKeys(e config.Evidence) ([]evidence.Key, error) {
 		}
 	}
 	return append(append(past, own), future...), errors.Join(errs...)
+}
+
+// knownKeys reads the keys of other issuers.
+func knownKeys(issuers []config.KnownIssuer) (map[string]peac.JWKS, error) {
+	known := map[string]peac.JWKS{}
+	var errs []error
+	for i, k := range issuers {
+		text, err := os.ReadFile(k.File)
+		if err == nil {
+			known[k.Issuer], err = peac.ParseJWKS(text)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("evidence.known[%d]: %s: %w", i, k.File, err))
+		}
+	}
+	return known, errors.Join(errs...)
 }

@@ -94,6 +94,20 @@ func TestMinter(t *testing.T) {
 			}
 		})
 	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"keys", `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo","kid":"one","alg":"EdDSA","use":"sig"}]}`, ""},
+		{"the private half", `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo","d":"AA","kid":"one"}]}`, "evidence.known[0]: "},
+		{"no JSON", `keys`, "evidence.known[0]: "},
+	} {
+		file := filepath.Join(t.TempDir(), "peer.jwks")
+		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		known, err := knownKeys([]config.KnownIssuer{{Issuer: "https://peer.example.com", File: file}})
+		if tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tt.want+file)) || tt.want == "" && (err != nil || len(known["https://peer.example.com"].Keys) != 1) {
+			t.Errorf("%s: %v, %v", tt.name, known, err)
+		}
+	}
 	s := &sidecar{}
 	if m, err := s.newMinter(config.Default(), &secrets{}); m != nil || err != nil {
 		t.Errorf("without an issuer: %v, %v", m, err)
