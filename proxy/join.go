@@ -1,10 +1,12 @@
 package proxy
 
 import (
+	"cmp"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // joint passes bytes both ways between two sides until both have finished, keeping
@@ -13,7 +15,8 @@ import (
 // would pass off as whole what is not.
 type joint struct {
 	client, upstream joined
-	broken           atomic.Bool // one side is gone
+	patience         time.Duration // with what is left of a side that is gone; default a minute
+	broken           atomic.Bool   // one side is gone
 }
 
 // joined is one side of a joint.
@@ -47,6 +50,9 @@ func (j *joint) tell(to, from *joined) {
 		// the other way ends by itself, when it has passed on what is left there.
 		if j.broken.Store(true); waits(to.conn) {
 			reset(to.ReadWriteCloser, to.conn)
+		} else if to.conn != nil {
+			// What is left may be a part of what never comes whole.
+			_ = to.conn.SetReadDeadline(time.Now().Add(cmp.Or(j.patience, time.Minute)))
 		}
 	case !j.broken.Load(): // or this is the end of what has broken off
 		closeWrite(to.ReadWriteCloser)

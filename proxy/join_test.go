@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"net"
@@ -196,6 +197,55 @@ func TestLastWords(t *testing.T) {
 		t.Errorf("then the client hears %q, %v, want a reset", b, err)
 	}
 	receive(t, over, "both ways to end")
+}
+
+// A side that has said the half of something, when the other one is gone, is not
+// waited for without end.
+func TestHalfWords(t *testing.T) {
+	if !canPeek {
+		t.Skip("here nobody can tell that there is something left")
+	}
+	secured, _ := secureServer(t, http.NotFound)
+	clientEnd, clientSide := tcpPair(t)
+	upstream, server := tcpPair(t)
+	inTLS := tls.Server(clientSide, &tls.Config{Certificates: secured.TLS.Certificates, MinVersion: tls.VersionTLS12})
+	shaken := make(chan error, 1)
+	go func() { shaken <- inTLS.Handshake() }() // ends with the test's connections
+	roots := x509.NewCertPool()
+	roots.AddCert(secured.Certificate())
+	if err := tls.Client(clientEnd.Conn, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}).Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, shaken, "the handshake"); err != nil {
+		t.Fatal(err)
+	}
+	may := make(chan struct{})
+	j := &joint{
+		client:   joined{ReadWriteCloser: tlsTardy{inTLS, may}, conn: inTLS},
+		upstream: joined{ReadWriteCloser: upstream.Conn, conn: upstream.Conn},
+		patience: time.Millisecond,
+	}
+	over := make(chan struct{})
+	go func() { j.pass(); close(over) }()                                       // ends with the client's patience
+	if _, err := clientEnd.Write([]byte{23, 3, 3, 1, 0, 1, 2, 3}); err != nil { // of 256 bytes, the first three
+		t.Fatal(err)
+	}
+	eventually(t, "the half to be there", func() bool { return !waits(inTLS) })
+	breakOff(t, server)
+	eventually(t, "the server to be found gone", j.broken.Load)
+	close(may)
+	receive(t, over, "both ways to end")
+}
+
+// tlsTardy is a connection in TLS that is not read from before it may be.
+type tlsTardy struct {
+	*tls.Conn
+	may <-chan struct{}
+}
+
+func (c tlsTardy) Read(b []byte) (int, error) {
+	<-c.may
+	return c.Conn.Read(b)
 }
 
 // An answer of unknown length that breaks off ends with a reset for a client of
