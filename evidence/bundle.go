@@ -196,7 +196,7 @@ func (m *Minter) read(a *account, r Receipt) {
 	if of := text(told[peac.ExchangeGroup], "outcome"); of != string(Ongoing) || a.outcomes[r.Step] == "" {
 		a.outcomes[r.Step] = of
 	}
-	if state := text(told[progress], "state"); taskOutcomes[state] != "" {
+	if state := cmp.Or(text(told[progress], "state"), text(told[peac.HandoffGroup], "state")); taskOutcomes[state] != "" {
 		a.outcomes[r.Step] = taskOutcomes[state]
 	}
 	for _, member := range []string{"agent_ref", "caller_ref", "delegated_to_ref"} {

@@ -19,6 +19,7 @@ const (
 	limitContexts = "contexts" // the workflow of a conversation was forgotten for another's
 	limitTasks    = "tasks"    // the step of a task was forgotten for another's
 	limitUpstream = "upstream" // of a receipt of another the reference alone was kept
+	limitCards    = "cards"    // the card of an agent was forgotten for another's
 )
 
 type metrics struct {
@@ -46,7 +47,7 @@ func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
 	for _, r := range []dropReason{dropQueueFull, dropInvalid, dropStopped, dropStoreError} {
 		m.dropped.WithLabelValues(string(r))
 	}
-	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream} {
+	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream, limitCards} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, v := range []verdict{verdictVerified, verdictUnknown, verdictReference, verdictRefused} {

@@ -51,7 +51,7 @@ type Options struct {
 	Queue       int              // receipts that may wait to be signed and stored; default 8192
 	States      int              // states of a task that are told of one step, at most; default 32
 	MaxUpstream int              // bytes of the receipts of others that may wait with ours; default 4 MiB
-	Names       int              // conversations, and tasks, whose workflow is known, at most of each; default 10 000
+	Names       int              // conversations and tasks whose workflow is known, and agents whose card is, at most of each; default 10 000
 	Now         func() time.Time // default time.Now
 
 	// Live says whether one of some runs, by the ids that they were stored with, has
@@ -70,6 +70,7 @@ type Minter struct {
 	ring     peac.KeyRing
 	contexts *memory[string] // workflows, by contextId
 	tasks    *memory[*Step]
+	cards    *memory[string] // digests, by the agents' addresses
 	metrics  metrics
 	queue    chan *entry
 	accounts sync.Mutex // held while a workflow is accounted for
@@ -78,6 +79,7 @@ type Minter struct {
 	stopped bool            // nothing is taken any more
 	held    int             // bytes of the receipts of others that wait
 	open    int             // steps that have begun and not ended
+	card    string          // digest of the host's own; empty: not known
 	lost    map[string]bool // workflows that have lost receipts, for the store to know
 	// owed are those that the store is just being told of, and the workflows of a
 	// batch that it did not take at once.
@@ -91,6 +93,10 @@ type entry struct {
 	state string // of the task; empty: the step has ended
 
 	upstream []peac.Carrier // receipts of others that were on the answer
+
+	// Of a task: digests of the cards of who has handed it over, and to whom; empty:
+	// not known.
+	from, to string
 }
 
 // New checks o and returns a Minter. Nothing is signed until Run is called.
@@ -136,6 +142,7 @@ func New(o Options) (*Minter, error) {
 	m.metrics = newMetrics(o.Registerer, func() int { return len(m.queue) })
 	m.contexts = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitContexts))
 	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
+	m.cards = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitCards))
 	return m, nil
 }
 
@@ -156,21 +163,32 @@ func (m *Minter) signer(at time.Time) (*peac.Signer, error) {
 }
 
 // State tells that the task of a step has come to a state. One that it had last is
-// not told again, nor more than Options.States of them.
+// not told again, nor more than Options.States of them, and one that ends it.
 func (m *Minter) State(s *Step, state string, o Observed) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if state == s.state {
 		return
 	}
-	if s.states == m.o.States {
+	room := m.o.States
+	if taskOutcomes[state] != "" {
+		room++
+	}
+	if s.states >= room {
 		m.metrics.limits.WithLabelValues(limitStates).Inc()
 		return
 	}
 	s.state = state
 	s.states++
 	o.Outcome = Ongoing
-	m.takeLocked(&entry{step: s, o: o, state: state})
+	e := &entry{step: s, o: o, state: state}
+	if s.Direction == Egress && s.Protocol == A2A && o.Task != "" {
+		e.from = m.card
+		if m.o.Privacy != Strict { // who was called has a pseudonym there
+			e.to = m.cards.find(s.Agent)
+		}
+	}
+	m.takeLocked(e)
 }
 
 // End tells how the exchange of a step has ended. Only the first call counts.

@@ -259,8 +259,14 @@ func TestBounds(t *testing.T) {
 	if n := len(s.parents); n != maxParents {
 		t.Errorf("%d parents", n)
 	}
-	for _, state := range []string{"submitted", "working", "completed"} {
+	for _, state := range []string{"submitted", "working", "input-required", "completed", "failed"} {
 		of.State(s, state, ended(OK))
+	}
+	if s.state != "completed" {
+		t.Errorf("the last state told is %s, want the first of those that end a task", s.state)
+	}
+	for i := range 3 {
+		of.Introduce([]string{"a.example.com:443", "b.example.com:443", "b.example.com:443"}[i], "sha256:x")
 	}
 	if of.Task("a", s) != s || of.Task("a", of.Leave(run, time.Now())) != s || of.Task("b", s) != s || of.Task("a", nil) != nil {
 		t.Error("of two tasks, not the last is known")
@@ -268,9 +274,10 @@ func TestBounds(t *testing.T) {
 	of.counts(t, `
 # HELP wopproxy_evidence_limit_hits_total Bounds on what receipts tell that were reached.
 # TYPE wopproxy_evidence_limit_hits_total counter
+wopproxy_evidence_limit_hits_total{limit="cards"} 1
 wopproxy_evidence_limit_hits_total{limit="contexts"} 1
 wopproxy_evidence_limit_hits_total{limit="parents"} 2
-wopproxy_evidence_limit_hits_total{limit="states"} 1
+wopproxy_evidence_limit_hits_total{limit="states"} 2
 wopproxy_evidence_limit_hits_total{limit="tasks"} 1
 wopproxy_evidence_limit_hits_total{limit="upstream"} 0
 `, "wopproxy_evidence_limit_hits_total")

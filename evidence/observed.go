@@ -2,6 +2,8 @@ package evidence
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -50,7 +52,24 @@ type Observed struct {
 	Span      ancestry.SpanID
 	Caller    string // hostId of who called, where that is known
 	Callee    string // who was called: its hostId, where that is known, or its origin
+	Task      string // of A2A or MCP: the task that a state is of
+	Card      *Card  // the agent card that was fetched; nil: none was
 	Ended     time.Time
+}
+
+// CardPath is where an agent's card is, below whatever path the agent has.
+const CardPath = peac.CardPath
+
+// Card is an agent card that was fetched from CardPath.
+type Card struct {
+	Ref    string // CardRef of its bytes as they came
+	Signed bool
+}
+
+// CardRef is the reference that stands for an agent card.
+func CardRef(card []byte) string {
+	sum := sha256.Sum256(card)
+	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
 // progress is the type of a receipt about a step that goes on, and the group that
@@ -90,6 +109,11 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 		c.Extensions[peac.AccessGroup] = peac.Access{
 			Resource: m.names.HostRef("", m.o.Host), Action: cmp.Or(kindOf(o), o.Protocol), Decision: "deny",
 		}
+	case peac.CardObserved:
+		c.Extensions[peac.HandoffGroup] = peac.NewCardObservation(o.Card.Ref, o.Card.Signed, instant(o.Ended))
+	case taskTypes[e.state]:
+		c.Extensions[peac.HandoffGroup] = peac.NewTaskHandoff(c.Type, m.namerOf(s).TaskRef("", s.Peer, o.Task), e.state,
+			peac.AgentCard{CardRef: e.from}, peac.AgentCard{CardRef: e.to}, instant(o.Ended))
 	case peac.ExchangeGroup:
 	default:
 		c.Extensions[peac.ActionGroup] = m.action(s, o, c.Type, others)
@@ -97,12 +121,25 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 	return c
 }
 
+// taskTypes are the types of receipts about a task, by the state that it has come to.
+// There is none for a state that nobody knows, nor for one that A2A 1.0 has not.
+var taskTypes = map[string]string{
+	"submitted": peac.TaskSubmitted,
+	"working":   peac.TaskStateChanged, "input-required": peac.TaskStateChanged, "auth-required": peac.TaskStateChanged, "canceled": peac.TaskStateChanged,
+	"completed": peac.TaskCompleted, "failed": peac.TaskFailed, "rejected": peac.TaskRejected,
+}
+
 // typeOf says what was observed. What is neither of MCP nor of A2A has no type of
-// PEAC's.
+// PEAC's, and the state of a task only where the card of who has handed it over is
+// known.
 func (m *Minter) typeOf(e *entry) string {
 	switch o := &e.o; {
+	case e.from != "" && taskTypes[e.state] != "":
+		return taskTypes[e.state]
 	case e.state != "":
 		return progress
+	case o.Card != nil:
+		return peac.CardObserved
 	case o.Outcome == Rejected:
 		return peac.AccessDecision
 	case o.Protocol != MCP && o.Protocol != A2A:
@@ -194,7 +231,7 @@ func kindOf(o *Observed) string {
 	case "prompts/get":
 		return "prompt_get"
 	}
-	if o.Protocol == A2A {
+	if o.Protocol == A2A && o.Card == nil {
 		return "agent_task"
 	}
 	return ""

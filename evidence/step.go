@@ -41,6 +41,8 @@ type parent struct{ step, receipt string }
 type Step struct {
 	Place
 	Direction, Protocol string // of the exchange, set before anybody else has the step
+	Peer                string // egress: the origin that was called, set as those
+	Agent               string // egress: the address of the A2A agent that was called, as Introduce has it
 
 	id       string // jti of its last receipt
 	exchange string
@@ -135,9 +137,9 @@ func (m *Minter) Arrive(run *Run, carried Place, at time.Time) *Step {
 	return s
 }
 
-// Leave begins the step of an exchange that leaves the host for a run; nil: nobody
-// knows for which. Its parents are the steps that the run began and went on with,
-// the newest 16.
+// Leave begins the step of an exchange that left the host for a run at a time; nil:
+// nobody knows for which. Its parents are the steps that the run had begun and gone on
+// with by then, the newest 16.
 func (m *Minter) Leave(run *Run, at time.Time) *Step {
 	s := m.begin(run, "", at)
 	if run == nil {
@@ -145,11 +147,45 @@ func (m *Minter) Leave(run *Run, at time.Time) *Step {
 	}
 	run.mu.Lock()
 	defer run.mu.Unlock()
-	s.parents, s.opened = slices.Clip(run.inbound), run.opened
+	inbound := run.inbound
+	for n := len(inbound); n > 0 && begunAfter(inbound[n-1], at); n-- {
+		inbound = inbound[:n-1]
+	}
+	s.parents, s.opened = slices.Clip(inbound), run.opened
 	if run.cut {
 		m.metrics.limits.WithLabelValues(limitParents).Inc()
 	}
 	return s
+}
+
+// begunAfter reports whether a parent began later than a time, to the millisecond.
+func begunAfter(p parent, at time.Time) bool {
+	began, ok := Began(p.receipt)
+	return ok && began.After(at)
+}
+
+// Introduce notes the card that an agent is known by from now on, as ref: that of who
+// is called at an address, or, with none, of the host itself.
+func (m *Minter) Introduce(agent, ref string) {
+	if agent != "" {
+		m.cards.put(agent, ref)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.card = ref
+}
+
+// Discover tells that the host has fetched an agent's card, o.Card, for a run; nil:
+// nobody knows for which. That is a step of its own, which has begun at a time. Under
+// Strict nothing is told: nobody can have a name of its own for a card.
+func (m *Minter) Discover(run *Run, at time.Time, o Observed) {
+	if m.o.Privacy == Strict {
+		return
+	}
+	s := m.Leave(run, at)
+	s.Direction, s.Protocol = o.Direction, o.Protocol
+	m.End(s, o)
 }
 
 // begin makes a step of the run's workflow, or the one named, or one of its own.
@@ -176,12 +212,16 @@ func (m *Minter) For(s *Step, audience string) Place {
 	if m.o.Privacy != Strict {
 		return s.Place
 	}
-	var id ancestry.RunID
-	if s.run != nil {
-		id = s.run.id
-	}
-	names := m.namer(id)
+	names := m.namerOf(s)
 	return Place{names.AudienceWorkflow(audience, s.Workflow), names.AudienceStep(audience, s.Step)}
+}
+
+// namerOf derives the ids of what belongs to the run of a step.
+func (m *Minter) namerOf(s *Step) peac.Namer {
+	if s.run == nil {
+		return m.names
+	}
+	return m.namer(s.run.id)
 }
 
 // namer derives the ids of what belongs to a run: of its tenant, where the id says
@@ -234,6 +274,25 @@ func (c *memory[V]) bind(name string, v V) V {
 	if known, there := c.known[name]; there {
 		return known
 	}
+	c.putLocked(name, v)
+	return v
+}
+
+// put remembers v, whatever the name had.
+func (c *memory[V]) put(name string, v V) {
+	if name == "" || len(name) > maxName {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.putLocked(name, v)
+}
+
+func (c *memory[V]) putLocked(name string, v V) {
+	if _, there := c.known[name]; there {
+		c.known[name] = v
+		return
+	}
 	if len(c.order) < c.limit {
 		c.order = append(c.order, name)
 	} else {
@@ -243,7 +302,6 @@ func (c *memory[V]) bind(name string, v V) V {
 		c.next = (c.next + 1) % c.limit
 	}
 	c.known[name] = v
-	return v
 }
 
 // maxName bounds the names.

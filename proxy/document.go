@@ -124,6 +124,9 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 		return nil, false
 	}
 	_ = resp.Body.Close() // it was read to its end
+	if x.fetches {
+		x.hear(all, true) // before it is edited
+	}
 	body = all
 	x.guard(func() { body, changed = d.edit(all) })
 	if changed {

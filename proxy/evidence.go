@@ -85,7 +85,88 @@ func (x *exchange) leaveStep() {
 	if x.dispatches() {
 		x.step = x.p.o.Evidence.Leave(x.evidenceOf(), x.began)
 		x.step.Direction, x.step.Protocol = evidence.Egress, x.protocolOfStep()
+		if x.msg.Protocol == wire.A2A {
+			x.step.Peer, x.step.Agent = origin(x.out.URL), x.agent()
+		}
 	}
+}
+
+// agent is the address of the A2A agent that is called, as its card gives it.
+func (x *exchange) agent() string {
+	u := x.out.URL
+	if u == nil {
+		return ""
+	}
+	path := u.Path
+	switch {
+	case x.head.hints.GRPC != "":
+		path = ""
+	case x.head.hints.REST:
+		path = path[:max(strings.LastIndex(path, "/message:"), strings.LastIndex(path, "/tasks/"), 0)]
+		path = strings.TrimSuffix(path, "/v1") // of 0.3
+	}
+	return agentAt(authority(u), path)
+}
+
+// agentAt is the one form of an agent's address.
+func agentAt(authority, path string) string {
+	return strings.ToLower(authority) + strings.TrimSuffix(path, "/")
+}
+
+// discovers reports whether a request is for the card of an A2A agent which evidence is
+// made of: of any that the host calls, and of the host itself.
+func (x *exchange) discovers(r *http.Request) bool {
+	path := r.URL.Path
+	return x.p.o.Evidence != nil && r.Method == http.MethodGet && strings.HasSuffix(path, evidence.CardPath) &&
+		(x.dir == egress || path == evidence.CardPath)
+}
+
+// noteCard tells of the card that the host has fetched, or remembers that which it has
+// given of itself. A card speaks for the addresses at the place that it was fetched
+// from, and for no other.
+func (x *exchange) noteCard() {
+	card, ok := wire.ReadCard(x.heard.seen)
+	if !ok || !x.heard.whole {
+		return
+	}
+	m, ref := x.p.o.Evidence, evidence.CardRef(x.heard.seen)
+	if x.dir == ingress {
+		m.Introduce("", ref)
+		return
+	}
+	own := agentAt(authority(x.out.URL), "")
+	for _, text := range card.URLs {
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" {
+			u = &url.URL{Host: text} // of gRPC, without scheme and path
+		}
+		if at := authority(u); agentAt(at, "") == own {
+			m.Introduce(agentAt(at, u.Path), ref)
+		}
+	}
+	o := x.observed()
+	o.Protocol, o.Outcome, o.Card = evidence.A2A, evidence.OK, &evidence.Card{Ref: ref, Signed: card.Signed}
+	m.Discover(x.evidenceOf(), x.began, o)
+}
+
+// overheard is what was read of an answer's body, as it came.
+type overheard struct {
+	seen  []byte
+	whole bool // that is all of it
+}
+
+// maxHeard bounds what is kept of one.
+const maxHeard = 1 << 20
+
+// hear keeps the next part of the answer's body.
+func (x *exchange) hear(part []byte, last bool) {
+	h := &x.heard
+	fits := len(part) <= maxHeard-len(h.seen)
+	if !fits {
+		part = part[:maxHeard-len(h.seen)]
+	}
+	h.seen = append(h.seen, part...)
+	h.whole = last && fits
 }
 
 // noteState tells of the state of a task, in the step whose call has become it.
@@ -111,6 +192,7 @@ func (x *exchange) noteState(a wire.Answer) {
 	if own != x.step { // told by a poll or a post, whose own way and trace are not the step's
 		o = evidence.Observed{Direction: own.Direction, Protocol: own.Protocol, Ended: o.Ended}
 	}
+	o.Task = a.TaskID
 	m.State(own, string(a.State), o)
 }
 
@@ -133,6 +215,9 @@ func (x *exchange) endStep() {
 	}
 	if x.step != nil {
 		m.End(x.step, x.observed())
+	}
+	if x.heard.whole && x.fetches {
+		x.noteCard()
 	}
 }
 

@@ -310,6 +310,9 @@ func toldOf(receipts []peac.Receipt) []string {
 		if g, ok := r.Claims.Extensions["dev.wopproxy/progress"].(map[string]any); ok {
 			kind = fmt.Sprint(g["state"])
 		}
+		if g, ok := r.Claims.Extensions[peac.HandoffGroup].(map[string]any); ok && g["state"] != nil {
+			kind = fmt.Sprint(g["state"])
+		}
 		steps[id] = fmt.Sprintf("%v %v %d: ", x["direction"], x["protocol"], len(r.Workflow.ParentStepIDs))
 		kinds[id] = append(kinds[id], fmt.Sprintf("%s %v", kind, x["outcome"]))
 	}

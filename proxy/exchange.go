@@ -107,6 +107,8 @@ type exchange struct {
 	step    *evidence.Step // in the workflow of its run; nil: no evidence is made of it
 	carried evidence.Place // ingress: the step of the caller's that led to it
 	asTask  string         // the task that the step has become
+	fetches bool           // the answer may be an agent card that evidence is made of
+	heard   overheard      // that card
 
 	outcome   outcome
 	status    int        // of the answer
@@ -161,6 +163,7 @@ func (p *Proxy) begin(dir direction, r *http.Request) *exchange {
 		}
 	}
 	x.recognise()
+	x.fetches = x.discovers(r)
 	x.guard(func() { x.recall(r) })
 	return x
 }

@@ -35,6 +35,7 @@ func (x *exchange) observe(resp *http.Response) {
 		return
 	}
 	o := &observer{ReadCloser: resp.Body, x: x, ctx: resp.Request.Context(), want: resp.ContentLength}
+	o.hears = x.fetches && x.heard.seen == nil && resp.StatusCode == http.StatusOK
 	switch {
 	case x.head.hints.GRPC != "" && !strings.HasPrefix(contentType, mediaGRPC):
 		return // not the host's
@@ -53,7 +54,7 @@ func (x *exchange) observe(resp *http.Response) {
 // curious reports whether an answer can tell of a run, its id or its end.
 func (x *exchange) curious() bool {
 	own := x.dir == ingress && x.head.openwop != openwop.None && x.head.openwop != openwop.Bundle
-	return x.msg.Protocol != wire.None || own || x.remembers()
+	return x.msg.Protocol != wire.None || own || x.remembers() || x.fetches
 }
 
 // documentTries bounds the attempts at a document of unknown length: each chunk

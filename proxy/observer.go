@@ -23,6 +23,7 @@ type observer struct {
 	total int64
 	tries int // attempts at a document whose end is not announced
 	done  bool
+	hears bool // the exchange keeps what passes, to the end
 }
 
 // contextDone is as much of a context as waiting takes.
@@ -31,7 +32,7 @@ type contextDone interface{ Done() <-chan struct{} }
 func (o *observer) Read(b []byte) (int, error) {
 	o.x.deliver() // who asks for more has passed on what there was
 	n, err := o.ReadCloser.Read(b)
-	if !o.done && (n > 0 || err != nil) {
+	if (!o.done || o.hears) && (n > 0 || err != nil) {
 		o.x.guard(func() { o.see(b[:n], err == io.EOF) })
 	}
 	o.x.awaitCommit(o.ctx)
@@ -51,12 +52,18 @@ func (o *observer) see(chunk []byte, last bool) {
 		return
 	}
 	o.total += int64(len(chunk))
+	whole := last || o.total == o.want
+	if o.hears {
+		o.x.hear(chunk, whole)
+	}
+	if o.done {
+		return
+	}
 	if o.total > o.x.policy.InspectedBody {
 		o.x.p.metrics.limit(limitAnswer)
 		o.seen, o.done = nil, true
 		return
 	}
-	whole := last || o.total == o.want
 	if whole && o.seen == nil {
 		o.x.learn(chunk, true) // all at once, as short answers come: no copy
 		o.done = true

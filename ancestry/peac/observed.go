@@ -92,6 +92,40 @@ type AgentCard struct {
 	SelectedInterfaceURL string `json:"selected_interface_url,omitempty"` // http or https, at most 2048
 }
 
+// NewTaskHandoff returns the group of a receipt of one of the Task types: what a
+// task of the agent to that from has handed over has come to. Of to nothing need be
+// known.
+func NewTaskHandoff(receiptType, taskID, state string, from, to AgentCard, observedAt string) TaskHandoff {
+	return TaskHandoff{
+		Type: receiptType, Event: events[receiptType], TaskID: taskID, FromAgent: from, ToAgent: to, State: state, ObservedAt: observedAt,
+	}
+}
+
+// CardObservation is the value of HandoffGroup in a receipt about a card that was
+// fetched.
+type CardObservation struct {
+	Type                 string               `json:"type"`     // CardObserved
+	CardRef              string               `json:"card_ref"` // sha256: and 64 hex digits, of the card's bytes
+	SignatureObservation SignatureObservation `json:"signature_observation"`
+	DiscoveredAt         string               `json:"discovered_at"`
+	DiscoveryPath        string               `json:"discovery_path"` // CardPath
+}
+
+// SignatureObservation says whether a card is signed, and not by whom.
+type SignatureObservation struct {
+	Present      bool   `json:"present"`
+	Verification string `json:"caller_reported_verification"` // verified, unverified or not_checked
+}
+
+// CardPath is where an agent's card is, below whatever path the agent has.
+const CardPath = "/.well-known/agent-card.json"
+
+// NewCardObservation returns the group of a receipt of type CardObserved about a card
+// whose signatures, if it is signed, nobody has checked.
+func NewCardObservation(cardRef string, signed bool, observedAt string) CardObservation {
+	return CardObservation{CardObserved, cardRef, SignatureObservation{signed, "not_checked"}, observedAt, CardPath}
+}
+
 // Exchange is the value of ExchangeGroup: how one exchange went, as the proxy that
 // it passed saw it.
 type Exchange struct {
@@ -304,7 +338,7 @@ func checkCard(o object) error {
 		{"selected_interface_url", false, CodeHandoffSchema, isInterface},
 		{"signature_observation", true, CodeHandoffSchema, isObject},
 		{"discovered_at", true, CodeHandoffTime, isInstant},
-		{"discovery_path", true, CodeHandoffSchema, oneOf("/.well-known/agent-card.json", "/.well-known/peac.json", "header-probe")},
+		{"discovery_path", true, CodeHandoffSchema, oneOf(CardPath, "/.well-known/peac.json", "header-probe")},
 	})
 	if err != nil {
 		return err

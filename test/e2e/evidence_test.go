@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
 
 	"github.com/wopproxy/wopproxy/ancestry/peac"
+	"github.com/wopproxy/wopproxy/evidence"
 )
 
 const keyID = "2026-11"
@@ -97,8 +99,9 @@ func (s signing) evidence(t testing.TB, at *sidecar, run string, enough func(pea
 }
 
 // told is a job of two turns with a fork, a step that fails, its retry, a chain of
-// progress, and, in the second turn, a step that both turns have led to.
-func told(t testing.TB, p *peer, tools *toolServer) job {
+// progress, another agent that is asked once its card is read, and, in the second turn, a
+// step that both turns have led to.
+func told(t testing.TB, p *peer, tools *toolServer, other *peer) job {
 	return func(ctx context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
 		hc := p.client(t)
 		defer hc.CloseIdleConnections()
@@ -118,10 +121,33 @@ func told(t testing.TB, p *peer, tools *toolServer) job {
 			callTool(ctx, cs, "echo", map[string]any{"n": 1}, `{"n":1}`, false),
 			callTool(ctx, cs, "fail", map[string]any{"n": 2}, "no", true),
 			callTool(ctx, cs, "echo", map[string]any{"n": 2}, `{"n":2}`, false),
+			other.askedBy(ctx, hc),
 		)
 		emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateInputRequired, nil))
 		return err
 	}
+}
+
+// askedBy has an agent, once its card is read, do what a stream tells of.
+func (p *peer) askedBy(ctx context.Context, by *http.Client) error {
+	c, err := p.dial(ctx, by, bindings[0])
+	if err != nil {
+		return err
+	}
+	for _, err := range c.SendStreamingMessage(ctx, &a2a.SendMessageRequest{Message: say("help")}) {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// help is a job in three states.
+func help(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) bool) error {
+	emit(a2a.NewSubmittedTask(x, x.Message))
+	emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateWorking, nil))
+	emit(a2a.NewStatusUpdateEvent(x, a2a.TaskStateCompleted, nil))
+	return nil
 }
 
 // converseTwice has an agent do both turns, the first one in a stream, and returns
@@ -169,10 +195,15 @@ func TestEvidence(t *testing.T) {
 	front, back := signs(t, "front.example.com"), signs(t, "tools.example.com")
 	p := newPeer(t, "front.example.com", front.settings)
 	tools := newToolServer(t, "tools.example.com", stateless, back.settings)
-	p.does("told", told(t, p, tools))
+	other := newPeer(t, "other.example.com")
+	other.does("help", help)
+	p.does("told", told(t, p, tools, other))
 	task := converseTwice(t, p)
 
-	want := map[string]int{"org.peacprotocol/agent-action-invoked-observed": 6, "joins": 1, "dev.wopproxy/progress": 4}
+	want := map[string]int{
+		"org.peacprotocol/agent-action-invoked-observed": 6, "joins": 1, "dev.wopproxy/progress": 4,
+		peac.CardObserved: 1, peac.ActionDelegated: 1, peac.TaskSubmitted: 1, peac.TaskStateChanged: 1, peac.TaskCompleted: 1,
+	}
 	b, report := front.evidence(t, p.sidecar, string(task), func(r peac.Report) bool {
 		got := shape(r)
 		for what, n := range want {
@@ -185,6 +216,7 @@ func TestEvidence(t *testing.T) {
 	if got := report.Summary.Evidence.Status; got != peac.Completed {
 		t.Errorf("the workflow is %s, want %s: %v", got, peac.Completed, shape(report))
 	}
+	handsOver(t, p, other, b)
 	calls, _ := tools.seen()
 	inputs := map[string]signed{"front": {b, front.public()}}
 	for i, c := range calls {
@@ -220,6 +252,29 @@ func TestEvidence(t *testing.T) {
 		t.Errorf("%d calls and %d changes", len(calls), len(inputs)-whole)
 	}
 	front.command(t, p, string(task), b)
+}
+
+// handsOver checks that the states of a task name both agents by the cards that these
+// have made.
+func handsOver(t *testing.T, from, to *peer, b peac.Bundle) {
+	t.Helper()
+	_, own := get(t, from.host+peac.CardPath)
+	_, others := get(t, to.ingress+peac.CardPath)
+	for _, jws := range b.Receipts {
+		g, there := claimsOf(t, jws).Extensions[peac.HandoffGroup].(map[string]any)
+		if !there {
+			continue
+		}
+		want := map[string]any{"card_ref": evidence.CardRef(others)}
+		got := map[string]any{"card_ref": g["card_ref"]}
+		if g["type"] != peac.CardObserved {
+			want["from_agent"], got["from_agent"] = map[string]any{"card_ref": evidence.CardRef(own)}, g["from_agent"]
+			got["card_ref"] = g["to_agent"].(map[string]any)["card_ref"]
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%v names %v, want %v", g["type"], got, want)
+		}
+	}
 }
 
 // command has the program export the evidence of a run and verify it, whole and one
@@ -328,8 +383,11 @@ func (s signing) changed(t testing.TB, b peac.Bundle) map[string]signed {
 	add := func(name string, b peac.Bundle) { found[name] = signed{b, s.public()} }
 	// A call of a tool, of which there is one receipt, with one parent.
 	at, parent := -1, ""
+	of := map[string]int{} // a receipt of each type
 	for i, jws := range b.Receipts {
-		w := claimsOf(t, jws).Extensions[peac.WorkflowGroup].(map[string]any)
+		c := claimsOf(t, jws)
+		of[c.Type] = i
+		w := c.Extensions[peac.WorkflowGroup].(map[string]any)
 		if ps := w["parent_step_ids"].([]any); len(ps) == 1 && w["framework"] == "mcp" {
 			at, parent = i, ps[0].(string)
 		}
@@ -338,7 +396,7 @@ func (s signing) changed(t testing.TB, b peac.Bundle) map[string]signed {
 		t.Fatal("no call has one parent")
 	}
 	step := claimsOf(t, b.Receipts[at]).Extensions[peac.WorkflowGroup].(map[string]any)["step_id"].(string)
-	resign := func(name, header, old, text string) {
+	resignAt := func(at int, name, header, old, text string) {
 		payload := payloadOf(t, b.Receipts[at])
 		if !strings.Contains(payload, old) {
 			t.Fatalf("%s: no %s in %s", name, old, payload)
@@ -348,6 +406,7 @@ func (s signing) changed(t testing.TB, b peac.Bundle) map[string]signed {
 		c.Receipts[at] = s.forge(header, strings.Replace(payload, old, text, 1))
 		add(name, s.again(t, c))
 	}
+	resign := func(name, header, old, text string) { resignAt(at, name, header, old, text) }
 	for name, c := range map[string][2]string{
 		"aud":                               {`"iat"`, `"aud":"x","iat"`},
 		"ext for extensions":                {`"extensions"`, `"ext"`},
@@ -371,6 +430,20 @@ func (s signing) changed(t testing.TB, b peac.Bundle) map[string]signed {
 		"a short trace id":                  {`"trace_id":"`, `"trace_id":"0`},
 	} {
 		resign(name, header, c[0], c[1])
+	}
+	for name, c := range map[string][3]string{
+		"a task of no agent":            {peac.TaskCompleted, `"from_agent"`, `"parent_task_id"`},
+		"an agent without a card":       {peac.TaskCompleted, `"from_agent":{"card_ref"`, `"from_agent":{"selected_interface_url"`},
+		"a task by its own id":          {peac.TaskCompleted, `"task_id":"ref:a2a-task:`, `"task_id":"`},
+		"another event":                 {peac.TaskCompleted, `"task.completed"`, `"task.failed"`},
+		"a verdict":                     {peac.TaskCompleted, `"state":`, `"outcome":`},
+		"a state that is none":          {peac.TaskStateChanged, `"event":"task.state_changed"`, `"event":"task.accepted"`},
+		"a card that was checked":       {peac.CardObserved, `"not_checked"`, `"checked"`},
+		"a card without a digest":       {peac.CardObserved, `"card_ref":"sha256:`, `"card_ref":"`},
+		"a card from elsewhere":         {peac.CardObserved, `"/.well-known/agent-card.json"`, `"/agent.json"`},
+		"a card in place of its digest": {peac.CardObserved, `"card_ref"`, `"card":{},"card_ref"`},
+	} {
+		resignAt(of[c[0]], name, header, c[1], c[2])
 	}
 	resign("a key in the header", `{"typ":"interaction-record+jwt","alg":"EdDSA","kid":"`+keyID+`","jwk":{"kty":"OKP"}}`, "", "")
 	resign("alg none", `{"typ":"interaction-record+jwt","alg":"none","kid":"`+keyID+`"}`, "", "")

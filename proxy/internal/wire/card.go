@@ -113,6 +113,34 @@ func RewriteCard(body []byte, inResult bool, e CardEdit) ([]byte, CardOutcome, R
 	return applied(body, r.edits), outcome, ""
 }
 
+// Card is what an agent card says of its agent.
+type Card struct {
+	Signed bool     // it has signatures, of whatever form
+	URLs   []string // of the interfaces, as they are written; at most 64
+}
+
+// ReadCard reads an agent card, of 0.3, 1.0 or both. It returns false for what is no
+// card, or is one that readers may understand in several ways.
+func ReadCard(body []byte) (Card, bool) {
+	d := doc{body: body}
+	if len(body) > maxBody || d.scan(cardNode) != "" || d.ambiguous(guardA2A) != "" || !d.isCard() {
+		return Card{}, false
+	}
+	c := Card{Signed: d.signedCard()}
+	note := func(d *doc, url slot) {
+		if text := d.text(url, maxCarrier); text != "" && len(c.URLs) < maxBatch {
+			c.URLs = append(c.URLs, text)
+		}
+	}
+	note(&d, atCardURL)
+	for _, list := range []slot{atCardAdditional, atCardSupported} {
+		if why := d.eachInterface(list, func(one *doc) { note(one, atInterfaceURL) }); why != "" {
+			return Card{}, false
+		}
+	}
+	return c, true
+}
+
 // ambiguous says why nothing is edited where a key of the guards is ambiguous.
 func (d *doc) ambiguous(g guard) Refusal {
 	switch {
@@ -170,7 +198,13 @@ func (r *cardRewriter) address(d *doc, url slot, bindings ...slot) {
 }
 
 // interfaces plans the edits of one list of interfaces.
-func (r *cardRewriter) interfaces(d *doc, list slot) (why Refusal) {
+func (r *cardRewriter) interfaces(d *doc, list slot) Refusal {
+	return d.eachInterface(list, func(one *doc) { r.address(one, atInterfaceURL, atInterfaceTransport, atInterfaceBinding) })
+}
+
+// eachInterface calls f with each interface in a list of the card's. It says why the
+// list is ambiguous, if it is.
+func (d *doc) eachInterface(list slot, f func(one *doc)) (why Refusal) {
 	if d.first(list) != '[' {
 		return ""
 	}
@@ -181,7 +215,7 @@ func (r *cardRewriter) interfaces(d *doc, list slot) (why Refusal) {
 		if why == "" {
 			why = one.ambiguous(guardA2A)
 		}
-		r.address(&one, atInterfaceURL, atInterfaceTransport, atInterfaceBinding)
+		f(&one)
 		return i
 	})
 	return why

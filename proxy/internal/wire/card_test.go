@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
@@ -91,6 +92,9 @@ func checkCard(t *testing.T, in []byte, inResult bool, e CardEdit) {
 	if (why != "") != (outcome == CardRefused) || why != "" && !slices.Contains(Refusals(), why) {
 		t.Errorf("RewriteCard(%q) = %q because of %q", in, outcome, why)
 	}
+	if !inResult {
+		checkReadCard(t, in, outcome != CardNone && outcome != CardRefused)
+	}
 	if outcome != CardNone && !slices.Contains(CardOutcomes(), outcome) {
 		t.Errorf("RewriteCard(%q): outcome %q is not in the closed set", in, outcome)
 	}
@@ -115,6 +119,48 @@ func checkCard(t *testing.T, in []byte, inResult bool, e CardEdit) {
 	}
 	if _, again, _ := RewriteCard(out, inResult, e); again != CardUnchanged {
 		t.Errorf("RewriteCard(%q), the second time: %q, want %q", out, again, CardUnchanged)
+	}
+}
+
+// checkReadCard holds ReadCard against a body that is a card, or is none: what it says
+// is what another reader says.
+func checkReadCard(t *testing.T, in []byte, isCard bool) {
+	t.Helper()
+	c, ok := ReadCard(in)
+	if ok != isCard {
+		t.Fatalf("ReadCard(%q) = %v, want %v as RewriteCard has it", in, ok, isCard)
+	}
+	if !ok {
+		return
+	}
+	var all map[string]any
+	if err := json.Unmarshal(in, &all); err != nil {
+		t.Fatalf("ReadCard(%q) reads what is no JSON: %v", in, err)
+	}
+	urls := []any{all["url"]}
+	for _, list := range []string{"additionalInterfaces", "supportedInterfaces"} {
+		of, _ := all[list].([]any)
+		for _, one := range of {
+			if one, ok := one.(map[string]any); ok {
+				urls = append(urls, one["url"])
+			}
+		}
+	}
+	var want []string
+	for _, u := range urls {
+		if text, _ := u.(string); text != "" && len(want) < maxBatch {
+			want = append(want, text)
+		}
+	}
+	list, isList := all["signatures"].([]any)
+	if signed := all["signatures"] != nil && (!isList || len(list) > 0); signed != c.Signed {
+		t.Errorf("ReadCard(%q): signed = %v, want %v", in, c.Signed, signed)
+	}
+	if len(in) > maxCarrier || !utf8.Valid(in) || bytes.Contains(in, []byte(`\u`)) {
+		return // one of them may be too long, or no text
+	}
+	if !slices.Equal(c.URLs, want) {
+		t.Errorf("ReadCard(%q): URLs %q, want %q", in, c.URLs, want)
 	}
 }
 

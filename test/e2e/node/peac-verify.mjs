@@ -30,7 +30,10 @@ async function verifyReceipt(jws, key) {
   must(!group || group in groups, `${payload.type} without ${group}`)
   if (CORRELATION in groups) must(S.CorrelationExtensionSchema.safeParse(groups[CORRELATION]).success, 'correlation')
   if (ACTION in groups) must(S.validateAgentActionForType(payload.type, groups[ACTION]).ok, 'agent-action')
-  if (HANDOFF in groups) must(S.validateA2AHandoff(groups[HANDOFF]).ok, 'a2a-handoff')
+  if (HANDOFF in groups) {
+    must(S.validateA2AHandoff(groups[HANDOFF]).ok, 'a2a-handoff')
+    must(groups[HANDOFF].type === payload.type, 'a handoff of another type')
+  }
   return { jws, ref: await S.computeReceiptRef(jws), payload, groups }
 }
 
