@@ -20,6 +20,7 @@ const (
 	limitTasks    = "tasks"    // the step of a task was forgotten for another's
 	limitUpstream = "upstream" // of a receipt of another the reference alone was kept
 	limitCards    = "cards"    // the card of an agent was forgotten for another's
+	limitRuns     = "runs"     // a run that was resumed was forgotten for another, and is looked up anew
 )
 
 type metrics struct {
@@ -47,7 +48,7 @@ func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
 	for _, r := range []dropReason{dropQueueFull, dropInvalid, dropStopped, dropStoreError} {
 		m.dropped.WithLabelValues(string(r))
 	}
-	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream, limitCards} {
+	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream, limitCards, limitRuns} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, v := range []verdict{verdictVerified, verdictUnknown, verdictReference, verdictRefused} {

@@ -51,7 +51,7 @@ type Options struct {
 	Queue       int              // receipts that may wait to be signed and stored; default 8192
 	States      int              // states of a task that are told of one step, at most; default 32
 	MaxUpstream int              // bytes of the receipts of others that may wait with ours; default 4 MiB
-	Names       int              // conversations and tasks whose workflow is known, and agents whose card is, at most of each; default 10 000
+	Names       int              // conversations, tasks and resumed runs whose workflow is known, and agents whose card is, at most of each; default 10 000
 	Now         func() time.Time // default time.Now
 
 	// Live says whether one of some runs, by the ids that they were stored with, has
@@ -71,6 +71,7 @@ type Minter struct {
 	contexts *memory[string] // workflows, by contextId
 	tasks    *memory[*Step]
 	cards    *memory[string] // digests, by the agents' addresses
+	resumed  *memory[*Run]   // by id and workflow
 	metrics  metrics
 	queue    chan *entry
 	accounts sync.Mutex // held while a workflow is accounted for
@@ -143,7 +144,19 @@ func New(o Options) (*Minter, error) {
 	m.contexts = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitContexts))
 	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
 	m.cards = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitCards))
+	m.resumed = newMemory[*Run](o.Names, m.metrics.limits.WithLabelValues(limitRuns))
+	m.announce()
 	return m, nil
+}
+
+// announce has the store know that receipts are to come, before anything begins of
+// which there could be one: a process that is killed before it has stored any leaves
+// no other trace of what it had begun.
+func (m *Minter) announce() {
+	if err := m.o.Store.Add(context.Background(), nil, nil); err != nil {
+		m.o.Logger.Warn("the store does not take receipts yet: until it does, nobody knows of those that a kill would take", "err", err)
+		m.loseLocked("") // nobody else has m
+	}
 }
 
 // Ring returns the keys of the issuer.
@@ -284,10 +297,11 @@ func (m *Minter) batch(e *entry) []*entry {
 func (m *Minter) keep(ctx context.Context, batch []*entry) {
 	receipts := make([]Receipt, 0, len(batch))
 	for _, e := range batch {
+		m.recall(ctx, e.step)
 		r, err := m.sign(e)
 		m.release(e)
 		if err != nil {
-			m.o.Logger.ErrorContext(ctx, "receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "err", err)
+			m.o.Logger.ErrorContext(ctx, "receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "trace_id", traceOf(e), "err", err)
 			m.mu.Lock()
 			m.dropLocked(e, dropInvalid)
 			m.mu.Unlock()

@@ -271,12 +271,16 @@ func TestBounds(t *testing.T) {
 	if of.Task("a", s) != s || of.Task("a", of.Leave(run, time.Now())) != s || of.Task("b", s) != s || of.Task("a", nil) != nil {
 		t.Error("of two tasks, not the last is known")
 	}
+	if run := of.Resume("run_3", ""); of.Resume("run_3", run.Workflow) != run || of.Resume("run_4", "") == run || of.Resume("run_3", "") == run {
+		t.Error("of two runs that were resumed, not the last is known")
+	}
 	of.counts(t, `
 # HELP wopproxy_evidence_limit_hits_total Bounds on what receipts tell that were reached.
 # TYPE wopproxy_evidence_limit_hits_total counter
 wopproxy_evidence_limit_hits_total{limit="cards"} 1
 wopproxy_evidence_limit_hits_total{limit="contexts"} 1
 wopproxy_evidence_limit_hits_total{limit="parents"} 2
+wopproxy_evidence_limit_hits_total{limit="runs"} 2
 wopproxy_evidence_limit_hits_total{limit="states"} 2
 wopproxy_evidence_limit_hits_total{limit="tasks"} 1
 wopproxy_evidence_limit_hits_total{limit="upstream"} 0

@@ -25,7 +25,12 @@ type Place struct{ Workflow, Step string }
 type Run struct {
 	Workflow string
 
-	id ancestry.RunID
+	id      ancestry.RunID
+	resumed bool // it began earlier, and has steps that only the store may know
+
+	// Owned by the goroutine that signs.
+	recalled bool     // the store was asked
+	earlier  []parent // the steps that it has told of, newest last
 
 	mu      sync.Mutex
 	opens   bool     // the workflow begins with it
@@ -49,6 +54,7 @@ type Step struct {
 	run      *Run // nil: it belongs to none
 	began    time.Time
 	parents  []parent
+	lacks    int    // how many of Run.earlier it may have as parents besides; 0 once they are added
 	carried  bool   // a peer has carried in the only parent
 	opened   string // id of the receipt that the workflow began with; empty: not known, or this one
 
@@ -86,15 +92,6 @@ func (m *Minter) Open(id ancestry.RunID, from Origin) *Run {
 	return run
 }
 
-// Resume returns the workflow of a run that began earlier, as it was stored with
-// the run; empty: nothing was, and it is derived from the run's id.
-func (m *Minter) Resume(id ancestry.RunID, workflow string) *Run {
-	if workflow == "" {
-		workflow = m.namer(id).RunWorkflow(m.o.Host, string(id))
-	}
-	return &Run{id: id, Workflow: workflow}
-}
-
 // Converse notes that a run's conversation has got a contextId from the host: what
 // begins in it later is of the same workflow.
 func (m *Minter) Converse(run *Run, contextID string) { _ = m.contexts.bind(contextID, run.Workflow) }
@@ -124,6 +121,8 @@ func (m *Minter) Arrive(run *Run, carried Place, at time.Time) *Step {
 	defer run.mu.Unlock()
 	if n := len(run.inbound); n > 0 && !s.carried {
 		s.parents = []parent{run.inbound[n-1]}
+	} else if run.resumed && !s.carried {
+		s.lacks = 1
 	}
 	s.opened = run.opened
 	if run.opens && run.opened == "" {
@@ -154,6 +153,8 @@ func (m *Minter) Leave(run *Run, at time.Time) *Step {
 	s.parents, s.opened = slices.Clip(inbound), run.opened
 	if run.cut {
 		m.metrics.limits.WithLabelValues(limitParents).Inc()
+	} else if run.resumed {
+		s.lacks = maxParents + 1 - len(s.parents) // one more tells that some are cut
 	}
 	return s
 }

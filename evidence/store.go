@@ -26,13 +26,18 @@ type Receipt struct {
 type Store interface {
 	// Add makes receipts durable, all or none, and notes workflows of which receipts
 	// were lost; "" stands for all that were at work just then. A receipt that is
-	// there already changes nothing.
+	// there already changes nothing. From the first Add on, be it of nothing, the
+	// store finds out when the process has ended in disorder.
 	Add(ctx context.Context, receipts []Receipt, lost []string) error
 
 	// Receipts returns the receipts of a workflow, by ID, at most limit of them.
 	// after is the cursor of the page before ("" for the first); next is "" on the
 	// last page. A workflow that is not known has none.
 	Receipts(ctx context.Context, workflow, after string, limit int) (page []Receipt, next string, err error)
+
+	// Latest returns the newest receipts of a workflow by ID, newest first, at most
+	// limit of them.
+	Latest(ctx context.Context, workflow string, limit int) ([]Receipt, error)
 
 	// Workflow returns the workflow of a run, by the id that its receipts have, or
 	// ancestry.ErrNotFound: the first that was stored with it stays.
@@ -133,6 +138,19 @@ func (m *Memory) Receipts(ctx context.Context, workflow, after string, limit int
 		return page, "", nil
 	}
 	return page[:limit], page[limit-1].ID, nil
+}
+
+// Latest lists the newest receipts of a workflow.
+func (m *Memory) Latest(ctx context.Context, workflow string, limit int) ([]Receipt, error) {
+	if err := ctx.Err(); err != nil || limit <= 0 {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	of := m.workflows[workflow]
+	page := slices.Clone(of[max(0, len(of)-limit):])
+	slices.Reverse(page)
+	return page, nil
 }
 
 // Workflow returns the workflow of a run.

@@ -123,6 +123,7 @@ func TestUpstreamBound(t *testing.T) {
 		wopproxy_evidence_limit_hits_total{limit="cards"} 0
 		wopproxy_evidence_limit_hits_total{limit="contexts"} 0
 		wopproxy_evidence_limit_hits_total{limit="parents"} 0
+wopproxy_evidence_limit_hits_total{limit="runs"} 0
 		wopproxy_evidence_limit_hits_total{limit="states"} 0
 		wopproxy_evidence_limit_hits_total{limit="tasks"} 0
 		wopproxy_evidence_limit_hits_total{limit="upstream"} 2

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/evidence"
 )
@@ -417,5 +418,47 @@ func TestEvidenceOfARefusal(t *testing.T) {
 	receipts, _ = f.of(t, s.recorded(t)[0].Workflow)
 	if got, want := toldOf(receipts), []string{"ingress mcp 0: invoked unreachable"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestEvidenceAfterARestart has a task go on in another process: what its second turn
+// leads to has the steps of both turns as parents.
+func TestEvidenceAfterARestart(t *testing.T) {
+	var s *sidecar
+	tool := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"content":[]}}`)
+	})
+	host := "http://" + peer(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), "message/stream") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, state("working")+state("input-required"))
+			return
+		}
+		s.askAs(t, r, "http://"+tool+"/mcp", call)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":4,"result":{"kind":"task","id":"`+askedTask+`","contextId":"conversation-0123456789","status":{"state":"completed"}}}`)
+	})
+	store := ancestry.NewMemory()
+	before := newFile(t, "https://a.example.com")
+	s = newSidecarOn(t, store, "a.example.com", host, before.tune)
+	post(t, http.DefaultClient, s.ingress.URL+"/a2a", askForTask, benchA2A)
+	s.handled.wait(t)
+	workflow := s.recorded(t)[0].Workflow
+	before.stop()
+	now := newFile(t, "https://a.example.com", func(o *evidence.Options) { o.Store = before.Memory })
+	s = newSidecarOn(t, store, "a.example.com", host, now.tune)
+	post(t, http.DefaultClient, s.ingress.URL+"/a2a", goOnWithIt, http.Header{"Content-Type": {"application/json"}})
+	s.handled.wait(t)
+	now.stop()
+	receipts, _ := before.of(t, workflow)
+	want := []string{
+		"egress mcp 2: invoked ok",
+		"ingress a2a 0: input-required ongoing, invoked ongoing, working ongoing",
+		"ingress a2a 1: completed ongoing, invoked ok",
+	}
+	if diff := cmp.Diff(want, toldOf(receipts)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

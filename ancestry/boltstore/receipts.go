@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,8 +89,11 @@ func (s *Store) receive() error {
 
 func (s *Store) receiptsMark() string { return filepath.Join(s.o.Dir, "receiving") }
 
-// disorder returns when the store was last written, if it was not closed since
-// receipts were added, and notes whether that is so.
+// coarse is how much earlier than they happened a file system may tell of writes.
+const coarse = 2 * time.Second
+
+// disorder returns when the store was last written, or a little later, if it was not
+// closed since receipts were added, and notes whether that is so.
 func (s *Store) disorder() (at time.Time, err error) {
 	if _, err := os.Stat(s.receiptsMark()); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -110,6 +114,9 @@ func (s *Store) disorder() (at time.Time, err error) {
 		if info.ModTime().After(at) {
 			at = info.ModTime()
 		}
+	}
+	if now := s.o.Now(); now.After(at) { // it ended before this one was opened
+		at = at.Add(min(coarse, now.Sub(at)))
 	}
 	return at, nil
 }
@@ -213,6 +220,56 @@ func (v *view) receipts(workflow, after string, limit int) (page []evidence.Rece
 			return nil, fmt.Errorf("receipt %.40q: %w", id, err)
 		}
 		r.Workflow, r.ID = workflow, string(id)
+		page = append(page, r)
+	}
+	return page, nil
+}
+
+// Latest lists the newest receipts of a workflow.
+func (s *Store) Latest(ctx context.Context, workflow string, limit int) (page []evidence.Receipt, err error) {
+	if limit <= 0 {
+		return nil, ctx.Err()
+	}
+	err = s.read(ctx, func(v *view) error {
+		page, err = v.latest(ctx, workflow, limit)
+		return err
+	})
+	return page, err
+}
+
+func (v *view) latest(ctx context.Context, workflow string, limit int) (page []evidence.Receipt, err error) {
+	prefix := pair(workflow, nil)
+	records := map[string][]byte{} // by id
+	for i := range v.windows {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		b, err := v.bucket(i, bucketReceipts)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			continue
+		}
+		c := b.Cursor()
+		before := c.Prev
+		if k, _ := c.Seek(append(bytes.Clone(prefix), 0xff)); k == nil { // nothing is behind the workflow
+			before = c.Last
+		}
+		k, record := before()
+		for n := 0; n < limit && bytes.HasPrefix(k, prefix); n++ {
+			records[string(k[len(prefix):])] = record // as the oldest window has it, where several do
+			k, record = c.Prev()
+		}
+	}
+	ids := slices.Sorted(maps.Keys(records))
+	slices.Reverse(ids)
+	for _, id := range ids[:min(limit, len(ids))] {
+		r, err := decodeReceipt(records[id])
+		if err != nil {
+			return nil, fmt.Errorf("receipt %.40q: %w", id, err)
+		}
+		r.Workflow, r.ID = workflow, id
 		page = append(page, r)
 	}
 	return page, nil

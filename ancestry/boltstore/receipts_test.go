@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
@@ -89,6 +91,16 @@ func TestReceipts(t *testing.T) {
 					t.Errorf("pages of %d (-want +got):\n%s", limit, diff)
 				}
 			}
+			for _, limit := range []int{0, 1, 3, 7, 100} {
+				newest := slices.Clone(want[max(0, len(want)-limit):])
+				slices.Reverse(newest)
+				if got, err := s.Latest(t.Context(), workflowA, limit); err != nil || !cmp.Equal(newest, got, cmpopts.EquateEmpty()) {
+					t.Errorf("Latest(%d) = %v, %v, want %v", limit, got, err, newest)
+				}
+			}
+			if got, err := s.Latest(t.Context(), workflowB, 10); len(got) != 2 || err != nil { // nothing sorts behind it
+				t.Errorf("the latest of another workflow: %v, %v", got, err)
+			}
 			if got := pages(t, s, workflowB, 10); len(got) != 2 {
 				t.Errorf("another workflow has %d receipts, want 2", len(got))
 			}
@@ -113,6 +125,9 @@ func TestReceipts(t *testing.T) {
 			wantWhole(t, s, old, true)
 			cancelled, cancel := context.WithCancel(t.Context())
 			cancel()
+			if _, err := s.Latest(cancelled, workflowA, 1); !errors.Is(err, context.Canceled) {
+				t.Errorf("Latest with a context that has ended: %v", err)
+			}
 			if err := s.Add(cancelled, want, nil); !errors.Is(err, context.Canceled) {
 				t.Errorf("Add with a context that has ended: %v", err)
 			}
@@ -169,6 +184,52 @@ func TestReceiptsReopened(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantWhole(t, s, workflowB, true)
+}
+
+// TestReceiptsKilled has an end in disorder be dated so that what had begun just
+// before it counts as at work: no file tells the time to the millisecond.
+func TestReceiptsKilled(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Add(t.Context(), nil, nil); err != nil { // no receipt, but they are to come
+		t.Fatal(err)
+	}
+	mark := filepath.Join(dir, "receiving")
+	if _, err := os.Stat(mark); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := time.Now().Add(-3 * time.Hour)
+	for _, f := range files {
+		if err := os.Chtimes(f, written, written); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, err = Open(Options{Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	just := receipt(workflowA, 0, "", written.Add(time.Second))
+	later := receipt(workflowB, 0, "", written.Add(time.Minute))
+	quiet := receipt("wf_quiet-0123456789-0123", 0, "", written.Add(-2*time.Hour))
+	if err := s.Add(t.Context(), []evidence.Receipt{just, later, quiet}, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantWhole(t, s, just.Workflow, false)
+	wantWhole(t, s, later.Workflow, true)
+	wantWhole(t, s, quiet.Workflow, true)
 }
 
 // TestReceiptsOwed has an orderly end remember that the last receipts could not be
@@ -263,6 +324,11 @@ func TestReceiptsWindows(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, pages(t, s, workflowA, 2)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	newest := slices.Clone(want[3:])
+	slices.Reverse(newest)
+	if got, err := s.Latest(t.Context(), workflowA, 5); err != nil || !cmp.Equal(newest, got) {
+		t.Errorf("Latest = %v, %v, want %v", got, err, newest)
 	}
 	if w, err := s.Workflow(t.Context(), "run_1"); w != workflowA || err != nil {
 		t.Errorf("Workflow = %s, %v", w, err)
