@@ -141,3 +141,95 @@ func TestDiscover(t *testing.T) {
 		}
 	}
 }
+
+// TestProgress has a callee that tells of its progress again and again leave a chain
+// that grows more and more slowly, up to the bound, and nothing once it has ended.
+func TestProgress(t *testing.T) {
+	for _, tt := range []struct {
+		times, states int
+		want          string
+	}{
+		{0, 32, "[]"}, {1, 32, "[1]"}, {3, 32, "[1 2]"}, {100, 32, "[1 2 4 8 16 32 64]"}, {100, 3, "[1 2 4]"},
+	} {
+		of := newOffice(t, func(o *Options) { o.States = tt.states })
+		run := of.Open("run_1", Origin{})
+		s := of.Arrive(run, Place{}, time.Now())
+		for range tt.times {
+			of.Progress(s, ended(OK))
+		}
+		of.End(s, ended(ProtocolError))
+		for range 2 * tt.times {
+			of.Progress(s, ended(OK))
+		}
+		of.work()
+		of.stop()
+		receipts, _ := of.receipts(t, run.Workflow)
+		if faults := peac.CheckSet(receipts, nil); len(faults) > 0 {
+			t.Error(faults)
+		}
+		var counts []int
+		for _, r := range receipts {
+			if r.Claims.Type != progress {
+				continue
+			}
+			n, _ := group(t, r, progress, "count").(float64)
+			counts = append(counts, int(n))
+			if outcome := group(t, r, peac.ExchangeGroup, "outcome"); outcome != "ongoing" || r.Workflow.StepID != s.Step {
+				t.Errorf("progress of %s: %v", r.Workflow.StepID, outcome)
+			}
+		}
+		slices.Sort(counts)
+		if got := fmt.Sprint(counts); got != tt.want || len(receipts) != len(counts)+1 {
+			t.Errorf("%d times, at most %d: %d receipts, %s, want %s", tt.times, tt.states, len(receipts), got, tt.want)
+		}
+	}
+}
+
+// TestCancel has a call that its caller wants no more end as cancelled, unless it is
+// answered, and none that is not the only one of its name.
+func TestCancel(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		cancel func(of *office, run *Run, s *Step)
+		end    Outcome
+		want   string
+	}{
+		{"without an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Ongoing, "cancelled"},
+		{"broken off", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Unreachable, "cancelled"},
+		{"an error that says so", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, ProtocolError, "cancelled"},
+		{"an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, OK, "ok"},
+		{"a refusal", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Rejected, "rejected"},
+		{"another call", func(of *office, _ *Run, _ *Step) { of.Cancel("another"); of.Cancel("") }, Ongoing, "ongoing"},
+		{"one of two", func(of *office, run *Run, _ *Step) {
+			of.Name(of.Leave(run, time.Now()), "call")
+			of.Cancel("call")
+		}, Ongoing, "ongoing"},
+		{"after another of its name", func(of *office, run *Run, _ *Step) {
+			other := of.Leave(run, time.Now())
+			of.Name(other, "call")
+			of.End(other, Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: time.Now()})
+			of.Cancel("call")
+		}, Ongoing, "cancelled"},
+	} {
+		of := newOffice(t)
+		run := of.Open("run_1", Origin{})
+		s := of.Leave(run, time.Now())
+		of.Name(s, "call")
+		tt.cancel(of, run, s)
+		of.End(s, Observed{Direction: Egress, Protocol: MCP, Outcome: tt.end, Ended: time.Now()})
+		of.work()
+		of.stop()
+		receipts, _ := of.receipts(t, run.Workflow)
+		for _, r := range receipts {
+			if r.Workflow.StepID != s.Step {
+				continue
+			}
+			if got := group(t, r, peac.ExchangeGroup, "outcome"); got != tt.want || (r.Claims.Type == peac.ActionCancelled) != (tt.want == "cancelled") {
+				t.Errorf("%s: %s, %v, want %s", tt.name, r.Claims.Type, got, tt.want)
+			}
+		}
+		if tt.name != "one of two" && len(of.calls) > 0 {
+			t.Errorf("%s: the names of calls that have ended are kept: %v", tt.name, of.calls)
+		}
+	}
+}

@@ -77,11 +77,12 @@ type Minter struct {
 	accounts sync.Mutex // held while a workflow is accounted for
 
 	mu      sync.Mutex
-	stopped bool            // nothing is taken any more
-	held    int             // bytes of the receipts of others that wait
-	open    int             // steps that have begun and not ended
-	card    string          // digest of the host's own; empty: not known
-	lost    map[string]bool // workflows that have lost receipts, for the store to know
+	stopped bool               // nothing is taken any more
+	held    int                // bytes of the receipts of others that wait
+	open    int                // steps that have begun and not ended
+	card    string             // digest of the host's own; empty: not known
+	calls   map[string][]*Step // of open steps, by their names
+	lost    map[string]bool    // workflows that have lost receipts, for the store to know
 	// owed are those that the store is just being told of, and the workflows of a
 	// batch that it did not take at once.
 	owed map[string]bool
@@ -92,6 +93,7 @@ type entry struct {
 	step  *Step
 	o     Observed
 	state string // of the task; empty: the step has ended
+	count int    // how often progress was told of; 0: it is of no interest
 
 	upstream []peac.Carrier // receipts of others that were on the answer
 
@@ -117,7 +119,7 @@ func New(o Options) (*Minter, error) {
 	if o.Live == nil {
 		o.Live = func(map[ancestry.RunID]bool) bool { return false }
 	}
-	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}}
+	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}, calls: map[string][]*Step{}}
 	var err error
 	if m.names, err = peac.NewNamer(o.IDKey, o.Issuer); err != nil {
 		return nil, fmt.Errorf("evidence: %w", err)
@@ -204,6 +206,68 @@ func (m *Minter) State(s *Step, state string, o Observed) {
 	m.takeLocked(e)
 }
 
+// progressing is the state of a step whose callee has told of its progress.
+const progressing = "progress"
+
+// Progress tells that the callee of a step has told of its progress, of which what it
+// says is nobody's business. The receipts are of the first time and of each that doubles
+// them, 2, 4, 8 and so on, and no more than Options.States with the states of a task.
+func (m *Minter) Progress(s *Step, o Observed) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.ended {
+		return
+	}
+	s.progress++
+	if n := s.progress; n&(n-1) != 0 {
+		return
+	}
+	if s.states >= m.o.States {
+		m.metrics.limits.WithLabelValues(limitStates).Inc()
+		return
+	}
+	s.states++
+	o.Outcome = Ongoing
+	m.takeLocked(&entry{step: s, o: o, state: progressing, count: s.progress})
+}
+
+// Name has the call of a step be known by a name until its exchange has ended; "" is
+// none. Of two calls of one name neither is known.
+func (m *Minter) Name(s *Step, call string) {
+	if call == "" || len(call) > maxName {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.calls) >= m.o.Names {
+		m.metrics.limits.WithLabelValues(limitCalls).Inc()
+		return
+	}
+	s.call = call
+	m.calls[call] = append(m.calls[call], s)
+}
+
+// Cancel notes that who has made a call, by its name, wants no answer any more. Unless
+// one comes all the same, the exchange ends as Cancelled.
+func (m *Minter) Cancel(call string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if known := m.calls[call]; len(known) == 1 {
+		known[0].cancelled = true
+	}
+}
+
+// unnameLocked forgets the name of the call of a step.
+func (m *Minter) unnameLocked(s *Step) {
+	if s.call == "" {
+		return
+	}
+	left := slices.DeleteFunc(m.calls[s.call], func(other *Step) bool { return other == s })
+	if m.calls[s.call] = left; len(left) == 0 {
+		delete(m.calls, s.call)
+	}
+}
+
 // End tells how the exchange of a step has ended. Only the first call counts.
 func (m *Minter) End(s *Step, o Observed) {
 	m.mu.Lock()
@@ -213,6 +277,10 @@ func (m *Minter) End(s *Step, o Observed) {
 	}
 	s.ended = true
 	m.open--
+	m.unnameLocked(s)
+	if s.cancelled && o.Outcome != OK && o.Outcome != Rejected {
+		o.Outcome = Cancelled
+	}
 	m.takeLocked(&entry{step: s, o: o, upstream: s.upstream})
 	s.upstream = nil
 }

@@ -265,6 +265,8 @@ func TestBounds(t *testing.T) {
 	if s.state != "completed" {
 		t.Errorf("the last state told is %s, want the first of those that end a task", s.state)
 	}
+	of.Name(s, "one")
+	of.Name(of.Leave(nil, time.Now()), "another")
 	for i := range 3 {
 		of.Introduce([]string{"a.example.com:443", "b.example.com:443", "b.example.com:443"}[i], "sha256:x")
 	}
@@ -277,6 +279,7 @@ func TestBounds(t *testing.T) {
 	of.counts(t, `
 # HELP wopproxy_evidence_limit_hits_total Bounds on what receipts tell that were reached.
 # TYPE wopproxy_evidence_limit_hits_total counter
+wopproxy_evidence_limit_hits_total{limit="calls"} 1
 wopproxy_evidence_limit_hits_total{limit="cards"} 1
 wopproxy_evidence_limit_hits_total{limit="contexts"} 1
 wopproxy_evidence_limit_hits_total{limit="parents"} 2

@@ -14,12 +14,14 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-// Outcome says how an exchange ended.
+// Outcome says how an exchange ended, and nothing of what came of the work: a tool that
+// says of itself that it has failed (MCP's isError) has answered, and its word is part of
+// the result, which receipts don't tell.
 type Outcome string
 
 // The outcomes.
 const (
-	OK            Outcome = "ok"
+	OK            Outcome = "ok"             // it was answered, and not by an error
 	ProtocolError Outcome = "protocol_error" // the answer was an error
 	Rejected      Outcome = "rejected"       // by this proxy
 	Timeout       Outcome = "timeout"
@@ -80,6 +82,7 @@ const progress = "dev.wopproxy/progress"
 type progressGroup struct {
 	V     int    `json:"v"` // 1
 	State string `json:"state"`
+	Count int    `json:"count,omitempty"` // how often progress was told of
 }
 
 // claims returns what is to be signed of e.
@@ -104,7 +107,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 	}
 	switch c.Type {
 	case progress:
-		c.Extensions[progress] = progressGroup{1, e.state}
+		c.Extensions[progress] = progressGroup{1, e.state, e.count}
 	case peac.AccessDecision:
 		c.Extensions[peac.AccessGroup] = peac.Access{
 			Resource: m.names.HostRef("", m.o.Host), Action: cmp.Or(kindOf(o), o.Protocol), Decision: "deny",

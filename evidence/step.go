@@ -59,10 +59,13 @@ type Step struct {
 	opened   string // id of the receipt that the workflow began with; empty: not known, or this one
 
 	// Guarded by Minter.mu.
-	states   int    // that were told
-	state    string // the last of them
-	upstream []peac.Carrier
-	ended    bool
+	states    int    // that were told
+	state     string // the last of them, of a task
+	progress  int    // how often the callee has told of it
+	call      string // its name
+	cancelled bool   // by who has made it
+	upstream  []peac.Carrier
+	ended     bool
 
 	prev string // reference of the receipt before; owned by the goroutine that signs
 }

@@ -17,6 +17,7 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	if a.Kind == wire.Request || a.Kind == wire.Notification {
 		x.endTask(a) // a notification may be about any task
 		x.noteState(a)
+		x.noteProgress(a)
 		if x.dir == egress {
 			x.followTask(x.calleesTask(a.TaskID), a)
 		}

@@ -46,6 +46,7 @@ func (x *exchange) arrive(r *http.Request) {
 	// what a stranger has claimed.
 	delete(r.Header, x.policy.RunIDHeader)
 	delete(r.Header, x.policy.runIDShadow)
+	x.cancelStep()
 	if !x.trusted {
 		delete(r.Header, x.policy.AncestryHeader)
 	}

@@ -68,6 +68,29 @@ func (x *exchange) evidenceOf() *evidence.Run {
 	return x.run.Evidence
 }
 
+// callName is what a request of MCP is known by while it is at work: its id, in its
+// session or pipe. Others have none.
+func (x *exchange) callName(id string) string {
+	if x.msg.Protocol != wire.MCP || id == "" || x.session == "" && !x.pipe {
+		return ""
+	}
+	return string(x.dir) + x.server + x.path + "\x00" + x.session + "\x00" + id
+}
+
+// cancelStep notes that the caller wants no answer to an earlier request.
+func (x *exchange) cancelStep() {
+	if m := x.p.o.Evidence; m != nil && x.msg.Cancelled != "" {
+		m.Cancel(x.callName(x.msg.Cancelled))
+	}
+}
+
+// noteProgress tells of progress that the callee tells of on the stream of the request.
+func (x *exchange) noteProgress(a wire.Answer) {
+	if x.step != nil && a.ProgressToken != "" && a.ProgressToken == x.msg.ProgressToken {
+		x.p.o.Evidence.Progress(x.step, x.observed())
+	}
+}
+
 // arriveStep begins the step of a request that starts, or goes on with, a run.
 func (x *exchange) arriveStep() {
 	if x.p.o.Evidence == nil {
@@ -75,6 +98,7 @@ func (x *exchange) arriveStep() {
 	}
 	x.step = x.p.o.Evidence.Arrive(x.evidenceOf(), x.carried, x.began)
 	x.step.Direction, x.step.Protocol = evidence.Ingress, x.protocolOfStep()
+	x.p.o.Evidence.Name(x.step, x.callName(x.msg.ID))
 	if x.span != nil {
 		x.span.SetAttributes(stepAttributes(x.step)...)
 	}
@@ -82,9 +106,11 @@ func (x *exchange) arriveStep() {
 
 // leaveStep begins the step of a call that starts work elsewhere.
 func (x *exchange) leaveStep() {
+	x.cancelStep()
 	if x.dispatches() {
 		x.step = x.p.o.Evidence.Leave(x.evidenceOf(), x.began)
 		x.step.Direction, x.step.Protocol = evidence.Egress, x.protocolOfStep()
+		x.p.o.Evidence.Name(x.step, x.callName(x.msg.ID))
 		if x.msg.Protocol == wire.A2A {
 			x.step.Peer, x.step.Agent = origin(x.out.URL), x.agent()
 		}

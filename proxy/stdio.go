@@ -7,10 +7,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -46,6 +48,7 @@ func (p *Proxy) Stdio(pipes Pipes, env Environment) {
 		client:  &lineWriter{w: pipes.ToClient},
 	}
 	s.calls = map[direction]map[string]*open{ingress: {}, egress: {}}
+	s.tokens = map[direction]map[string][]*asked{ingress: {}, egress: {}}
 	said := make(chan struct{}) // closed when the client has said all
 	go func() {
 		if s.pump(ingress, pipes.FromClient, &lineWriter{w: pipes.ToServer}) {
@@ -76,8 +79,9 @@ type stdio struct {
 	client  *lineWriter
 
 	mu     sync.Mutex
-	calls  map[direction]map[string]*open // requests without an answer yet, by their ids
-	ids    int                            // in calls
+	calls  map[direction]map[string]*open    // requests without an answer yet, by their ids
+	tokens map[direction]map[string][]*asked // and by the tokens of their progress, if evidence is made of it
+	ids    int                               // in calls
 	closed bool
 }
 
@@ -250,6 +254,9 @@ func (s *stdio) send(x *exchange) []byte {
 		if x.msg.Cancelled != "" {
 			s.cancel(x.dir, x.msg.Cancelled)
 		}
+		if x.msg.ProgressToken != "" {
+			s.progress(x.dir.opposite(), x.msg.ProgressToken)
+		}
 		x.end(r)
 		return line
 	}
@@ -278,6 +285,9 @@ func (s *stdio) follow(c *asked) {
 	if s.ids+len(ids) > s.p.o.MaxRuns {
 		s.p.metrics.limit(limitRuns)
 		return
+	}
+	if token := c.x.msg.ProgressToken; token != "" && c.x.msg.ID != "" && c.x.step != nil && !s.closed {
+		s.tokens[c.x.dir][token] = append(s.tokens[c.x.dir][token], c)
 	}
 	for _, id := range ids {
 		c.left++ // one without an id that can be read is never answered
@@ -325,7 +335,24 @@ func (s *stdio) settle(dir direction, id string, answer []byte) {
 // forget takes the calls of an id out of the table.
 func (s *stdio) forget(dir direction, id string) {
 	s.ids -= len(s.calls[dir][id].calls)
+	for _, c := range s.calls[dir][id].calls {
+		token := c.x.msg.ProgressToken
+		left := slices.DeleteFunc(s.tokens[dir][token], func(other *asked) bool { return other == c })
+		if s.tokens[dir][token] = left; len(left) == 0 {
+			delete(s.tokens[dir], token)
+		}
+	}
 	delete(s.calls[dir], id)
+}
+
+// progress tells of that of the one request of direction dir with a token.
+func (s *stdio) progress(dir direction, token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.tokens[dir][token]; len(known) == 1 {
+		step := known[0].x.step
+		s.p.o.Evidence.Progress(step, evidence.Observed{Direction: step.Direction, Protocol: step.Protocol, Ended: time.Now()})
+	}
 }
 
 // cancel notes that the sender of a request no longer wants an answer.

@@ -30,6 +30,8 @@ type Answer struct {
 	State        State  // of the task; empty if the answer does not say
 	BareMessage  bool   // A2A: a message instead of a task
 
+	ProgressToken string // MCP: of the request whose progress a notification tells, in the form of Message.ProgressToken
+
 	TaskResult    bool // MCP: the result of the task comes along
 	TaskToolError bool // MCP: and has isError
 
@@ -142,6 +144,9 @@ func (d *doc) readAnswerMCP(a *Answer) {
 	a.RequestState = d.bytes(atQuestionState)
 	a.TaskResult = d.first(atTaskResult) == '{'
 	a.TaskToolError = bytes.Equal(d.raw(atTaskIsError), []byte("true"))
+	if a.Kind == Notification && d.has(atToldProgress) && d.text(atMethod, maxName) == "notifications/progress" {
+		a.ProgressToken = d.canonicalID(atToldProgress)
+	}
 	if d.first(atTaskWrapper) == '{' {
 		a.TaskID = d.text(atWrappedTaskID, maxID)
 		a.State = parseState(d.text(atWrappedStatus, maxID))

@@ -69,6 +69,7 @@ const (
 	atQuestionState
 	atTaskResult
 	atTaskIsError
+	atToldProgress
 	atKind
 	atAnswerID
 	atAnswerTaskID
@@ -203,6 +204,7 @@ var answerTree = &node{atRoot, guardEnvelope, []edge{
 	on("params", atParams, guardEnvelope,
 		on("taskId", atAnswerTaskID, 0),
 		on("status", atStatus, 0),
+		on("progressToken", atToldProgress, 0),
 		taskResultEdge),
 	{[]byte("result"), &node{atResult, guardEnvelope, resultEdges}},
 	errorEdge,
