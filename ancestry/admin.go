@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,6 +25,7 @@ type LiveRun struct {
 	Parent    *Ancestor `json:"parent"`          // null when none is asserted
 	Trace     TraceID   `json:"traceId,omitzero"`
 	Operation string    `json:"operation,omitempty"`
+	Workflow  string    `json:"workflowId,omitempty"` // what the run belongs to in evidence, where that is made
 	Began     time.Time `json:"began"`
 	Active    time.Time `json:"active"` // when it was last heard of
 }
@@ -40,6 +42,7 @@ type LiveRun struct {
 //	GET /ancestry/v1/runs/{runId}/findings             what its events have shown to be against the execution model
 //	GET /ancestry/v1/runs/{runId}/evidence?after=&limit=   the receipts of its workflow, a page at a time, with their summary on the last
 //	GET /ancestry/v1/runs/{runId}/evidence?proof=          one of them, by its reference, with the proof that it is one
+//	GET /ancestry/v1/runs/{runId}/evidence?audience=       with either: those that are for an origin alone, instead of the run's own
 //	GET /ancestry/v1/traces/{traceId}?limit=           the runs of a trace, oldest first
 //
 // A run id is one segment, percent-encoded or projected. A page has at most 1000
@@ -212,10 +215,11 @@ func (a *API) handoffs(r *http.Request) (any, error) {
 
 // EvidenceQuery asks for what was signed of a run.
 type EvidenceQuery struct {
-	Runs  []RunID // its ids, or those that a spelling may mean
-	After string  // the cursor of the page before
-	Limit int     // receipts of a page
-	Proof string  // the reference of the one receipt that is wanted; empty: all
+	Runs     []RunID  // its ids, or those that a spelling may mean
+	After    string   // the cursor of the page before
+	Limit    int      // receipts of a page
+	Proof    string   // the reference of the one receipt that is wanted; empty: all
+	Audience *url.URL // the origin whose receipts are wanted; nil: those of the run itself
 }
 
 var receiptRef = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
@@ -238,11 +242,25 @@ func (a *API) evidence(r *http.Request) (any, error) {
 	if q.Proof != "" && !receiptRef.MatchString(q.Proof) {
 		return nil, badRequest("proof is the reference of a receipt: sha256: and 64 hex digits")
 	}
+	if r.Form.Has("audience") {
+		if q.Audience, err = parseOrigin(r.FormValue("audience")); err != nil {
+			return nil, err
+		}
+	}
 	bundle, err := a.o.Evidence(r.Context(), q)
 	if errors.Is(err, ErrNotFound) {
 		return nil, errNoReceipt
 	}
 	return bundle, err
+}
+
+// parseOrigin reads an origin, as it is or with a slash behind it.
+func parseOrigin(s string) (*url.URL, error) {
+	u, err := url.Parse(strings.TrimSuffix(s, "/"))
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}) {
+		return nil, badRequest("audience is an origin that was called, such as https://agent.example.com")
+	}
+	return u, nil
 }
 
 // allNames returns the run in the path as it is spelled, and all its ids. Along

@@ -141,17 +141,26 @@ func TestAdminEvidence(t *testing.T) {
 		switch q.Runs[0] {
 		case "nobody":
 			return nil, fmt.Errorf("read: %w", ancestry.ErrNotFound)
+		case "told-to-all":
+			return nil, fmt.Errorf("read: %w", ancestry.ErrNoAudiences)
 		case "root-1":
 			return nil, errors.New("disk on fire")
 		}
 		return q, nil
 	}})
 	for path, want := range map[string]string{
-		"plain/evidence": `{"Runs":["plain"],"After":"","Limit":1000,"Proof":""}`,
-		"run_01JD0000000000000000000000/evidence?after=x&limit=2": `{"Runs":["acme/child-0000000000001","run_01JD0000000000000000000000"],"After":"x","Limit":2,"Proof":""}`,
-		"not-recorded/evidence?limit=9999":                        `{"Runs":["not-recorded"],"After":"","Limit":1000,"Proof":""}`,
-		"plain/evidence?proof=" + ref:                             `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"` + ref + `"}`,
+		"plain/evidence": `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"","Audience":null}`,
+		"run_01JD0000000000000000000000/evidence?after=x&limit=2": `{"Runs":["acme/child-0000000000001","run_01JD0000000000000000000000"],"After":"x","Limit":2,"Proof":"","Audience":null}`,
+		"not-recorded/evidence?limit=9999":                        `{"Runs":["not-recorded"],"After":"","Limit":1000,"Proof":"","Audience":null}`,
+		"plain/evidence?proof=" + ref:                             `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"` + ref + `","Audience":null}`,
 		"plain/evidence?proof=x":                                  `{"error":"validation_error","message":"proof is the reference of a receipt: sha256: and 64 hex digits"}`,
+		"plain/evidence?audience=https://B.example.com:443/":      `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"","Audience":{"Scheme":"https","Opaque":"","User":null,"Host":"B.example.com:443","Path":"",`,
+		"plain/evidence?audience=":                                `{"error":"validation_error","message":"audience is an origin that was called, such as https://agent.example.com"}`,
+		"plain/evidence?audience=b.example.com":                   `{"error":"validation_error","message":"audience is an origin`,
+		"plain/evidence?audience=https://b.example.com/agent":     `{"error":"validation_error","message":"audience is an origin`,
+		"plain/evidence?audience=https://me@b.example.com":        `{"error":"validation_error","message":"audience is an origin`,
+		"plain/evidence?audience=https://b.example.com?":          `{"error":"validation_error","message":"audience is an origin`,
+		"told-to-all/evidence?audience=https://b.example.com":     `{"error":"validation_error","message":"nothing is signed for an audience alone: that takes evidence.privacy: strict"}`,
 		"plain/evidence?limit=0":                                  `{"error":"validation_error","message":"limit must be a number from 1"}`,
 		"a%20b/evidence":                                          `{"error":"validation_error","message":`,
 		"nobody/evidence":                                         `{"error":"not_found","message":"no such receipt of such a run: it was not signed here, it is older than what is kept, or its workflow has more than a bundle may have"}`,

@@ -36,6 +36,11 @@ var errAbsent = &apiError{status: http.StatusNotFound, code: "not_found",
 var errUnknownEndpoint = &apiError{status: http.StatusServiceUnavailable, code: "service_unavailable",
 	message: "the host's discovery could not be read, which says whether it has this endpoint; wopproxy answers under " + mount, retryAfter: "5"}
 
+// ErrNoAudiences is the answer where evidence for an audience is asked for, and none
+// is made for audiences apart.
+var ErrNoAudiences error = &apiError{status: http.StatusBadRequest, code: "validation_error",
+	message: "nothing is signed for an audience alone: that takes evidence.privacy: strict"}
+
 // errNoEvidence and errNoReceipt are the answers where nothing was signed.
 var (
 	errNoEvidence = &apiError{status: http.StatusNotFound, code: "not_found",

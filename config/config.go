@@ -402,9 +402,9 @@ type Evidence struct {
 	// change needs a restart.
 	IDKey Secret `yaml:"idKey" restart:"yes"`
 	// Privacy is how much receipts tell: strict leaves out tools, traces and who
-	// calls, and gives each destination ids of its own, balanced tells the kind of
-	// a call and its trace, open names the tool. Default balanced. A change needs a
-	// restart.
+	// calls, and gives each destination ids and receipts of its own, balanced tells the
+	// kind of a call and its trace, open names the tool. Default balanced. A change
+	// needs a restart.
 	Privacy Privacy `yaml:"privacy" enum:"strict|balanced|open" restart:"yes"`
 	// Known are other issuers, with their keys. A receipt of theirs that comes with an
 	// answer is verified, and if it holds, that of the call depends on it. Others are

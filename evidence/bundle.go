@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/ed25519"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,49 +22,95 @@ const maxSummarized = 10_000
 // storePage is how many receipts are read at once.
 const storePage = 1000
 
-// WorkflowOf returns the workflow that a run belongs to, by any of its ids. One of
-// them may be a workflow's own: calls that belong to no run have no other.
-func (m *Minter) WorkflowOf(ctx context.Context, ids ...ancestry.RunID) (string, error) {
+// Set names the receipts of a workflow that are for the same readers, as SetOf finds
+// them: by themselves they are one graph, and have a summary of their own.
+type Set struct {
+	workflow string
+	audience string         // the origin that they are for alone; empty: they are for whoever may read of the run
+	own      string         // the workflow of the run, which an audience knows as workflow
+	run      ancestry.RunID // that was asked for
+}
+
+// SetOf returns the receipts that there are of the workflow which a run belongs to, by
+// any of its ids: those for an audience, or, without one, the run's own. One of ids may
+// be a workflow's own: calls that belong to no run have no other. The error is
+// ancestry.ErrNotFound where there are none, and ancestry.ErrNoAudiences where none are
+// made for an audience, as under other modes than Strict.
+func (m *Minter) SetOf(ctx context.Context, audience string, ids ...ancestry.RunID) (Set, error) {
+	if audience != "" && m.o.Privacy != Strict {
+		return Set{}, ancestry.ErrNoAudiences
+	}
 	for _, id := range ids {
 		workflow, err := m.o.Store.Workflow(ctx, id)
-		if !errors.Is(err, ancestry.ErrNotFound) {
-			return workflow, err
-		}
-		if !strings.HasPrefix(string(id), "wf_") {
+		switch {
+		case err == nil:
+		case !errors.Is(err, ancestry.ErrNotFound):
+			return Set{}, err
+		case strings.HasPrefix(string(id), "wf_"):
+			workflow = string(id)
+		default:
 			continue
 		}
-		if page, _, err := m.o.Store.Receipts(ctx, string(id), "", 1); err != nil || len(page) > 0 {
-			return string(id), err
+		set := Set{workflow: workflow, audience: audience, own: workflow, run: id}
+		if audience != "" {
+			set.workflow = m.namer(id).AudienceWorkflow(audience, workflow)
+		}
+		if there, err := m.has(ctx, set); err != nil || there {
+			return set, err
 		}
 	}
-	return "", ancestry.ErrNotFound
+	return Set{}, ancestry.ErrNotFound
 }
 
-// Bundle returns the receipts of a workflow after a cursor ("" for the first), at
-// most limit of them. On the last page is what all of them commit to, and a summary
-// if they tell the whole: none was lost, and none is missing behind a step that is
-// named. A workflow of more than 10 000 receipts is only listed.
-func (m *Minter) Bundle(ctx context.Context, workflow, after string, limit int) (peac.Bundle, error) {
-	page, next, err := m.o.Store.Receipts(ctx, workflow, after, limit)
-	if err != nil {
-		return peac.Bundle{}, err
+// has says whether there is a receipt of a set.
+func (m *Minter) has(ctx context.Context, set Set) (bool, error) {
+	for after := ""; ; {
+		page, next, err := m.o.Store.Receipts(ctx, set.workflow, after, storePage)
+		if err != nil || slices.ContainsFunc(page, set.holds) {
+			return err == nil, err
+		}
+		if after = next; next == "" {
+			return false, nil
+		}
 	}
-	b := m.bundle(page)
-	if b.Next = next; next != "" {
-		return b, nil
-	}
-	a, err := m.account(ctx, workflow, "")
-	if err != nil {
-		return peac.Bundle{}, err
-	}
-	return b, m.conclude(ctx, &b, a)
 }
 
-// Extract returns the bundle of one receipt of a workflow, by its reference, with
-// the proof that it is one, or ancestry.ErrNotFound: also where there are more than
-// 10 000.
-func (m *Minter) Extract(ctx context.Context, workflow, ref string) (peac.Bundle, error) {
-	a, err := m.account(ctx, workflow, ref)
+// holds says whether a receipt of the workflow is one of the set. There are those of
+// others when a call comes back to the host: what a peer is told as the workflow of
+// the run that called it may be that of the run which it then calls.
+func (s Set) holds(r Receipt) bool { return r.Audience == s.audience }
+
+// Bundle returns the receipts of a set after a cursor ("" for the first), at most
+// limit of them. On the last page is what all of them commit to, the keys that they
+// were signed with, and a summary if they tell the whole: none was lost, and none is
+// missing behind a step that is named. A workflow of more than 10 000 receipts is only
+// listed.
+func (m *Minter) Bundle(ctx context.Context, set Set, after string, limit int) (peac.Bundle, error) {
+	for {
+		page, next, err := m.o.Store.Receipts(ctx, set.workflow, after, limit)
+		if err != nil {
+			return peac.Bundle{}, err
+		}
+		page = slices.DeleteFunc(page, func(r Receipt) bool { return !set.holds(r) })
+		a := &account{set: set}
+		if next == "" {
+			if a, err = m.account(ctx, set, ""); err != nil {
+				return peac.Bundle{}, err
+			}
+		}
+		if after == "" && next == "" && len(a.refs) > len(page) {
+			continue // a receipt came between, and may so often as a page has room
+		}
+		b := m.bundle(page, a)
+		b.Next = next
+		return b, m.conclude(ctx, &b, a)
+	}
+}
+
+// Extract returns the bundle of one receipt of a set, by its reference, with the proof
+// that it is one, or ancestry.ErrNotFound: also where there are more than 10 000.
+func (m *Minter) Extract(ctx context.Context, set Set, ref string) (peac.Bundle, error) {
+	a, err := m.account(ctx, set, ref)
 	if err != nil {
 		return peac.Bundle{}, err
 	}
@@ -73,13 +118,13 @@ func (m *Minter) Extract(ctx context.Context, workflow, ref string) (peac.Bundle
 	if err != nil {
 		return peac.Bundle{}, ancestry.ErrNotFound // a.refs are in order, so it is ref
 	}
-	b := m.bundle([]Receipt{a.found})
+	b := m.bundle([]Receipt{a.found}, a)
 	b.Proofs = map[string]peac.Proof{ref: proof}
 	return b, m.conclude(ctx, &b, a)
 }
 
-// bundle returns what a bundle has of some receipts.
-func (m *Minter) bundle(receipts []Receipt) peac.Bundle {
+// bundle returns what a bundle has of some receipts of a.
+func (m *Minter) bundle(receipts []Receipt, a *account) peac.Bundle {
 	b := peac.Bundle{Format: peac.BundleFormat, Issuer: m.o.Issuer, Receipts: []string{}}
 	external := map[string]bool{}
 	for _, r := range receipts {
@@ -89,9 +134,7 @@ func (m *Minter) bundle(receipts []Receipt) peac.Bundle {
 		}
 	}
 	b.ExternalStepIDs = slices.Sorted(maps.Keys(external))
-	if set, err := m.ring.JWKS(m.o.Now()); err == nil {
-		b.JWKS, _ = json.Marshal(set) // always marshals
-	}
+	b.JWKS = m.jwks(m.o.Now(), a.keys)
 	return b
 }
 
@@ -102,13 +145,10 @@ func (m *Minter) conclude(ctx context.Context, b *peac.Bundle, a *account) error
 	}
 	c, err := peac.Commit(a.refs)
 	if err != nil {
-		return fmt.Errorf("evidence of %s: %w", a.workflow, err)
+		return fmt.Errorf("evidence of %s: %w", a.set.workflow, err)
 	}
 	b.Commitment = &c
-	if m.misses(a.workflow) { // asked before the store is, which may hear of it just now
-		return nil
-	}
-	whole, err := m.o.Store.Whole(ctx, a.workflow)
+	whole, err := m.whole(ctx, a.set)
 	if err != nil || !whole || !a.holds() || !strings.HasPrefix(m.o.Issuer, "https://") {
 		return err
 	}
@@ -128,38 +168,63 @@ func (m *Minter) conclude(ctx context.Context, b *peac.Bundle, a *account) error
 	return nil
 }
 
-// account is what there is of a workflow, read and verified.
+// whole says whether no receipt of a set is known to be lost. An audience is told of
+// some steps only, and when one of them may have been at work is to be seen from all
+// that the run has done.
+func (m *Minter) whole(ctx context.Context, set Set) (whole bool, err error) {
+	for _, workflow := range slices.Compact([]string{set.workflow, set.own}) {
+		if m.misses(workflow) { // asked before the store is, which may hear of it just now
+			return false, nil
+		}
+		if whole, err = m.o.Store.Whole(ctx, workflow); err != nil || !whole {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// account is what there is of a set, read and verified.
 type account struct {
-	workflow string
+	set      Set
 	refs     []string // in the order of the store, also of what isn't verified
 	found    Receipt  // the one that was looked for
 	receipts []peac.Receipt
+	keys     map[string]bool // that have signed them
 	external map[string]bool
 	runs     map[ancestry.RunID]bool
 	began    time.Time // the first exchange
+	goesOn   bool      // a step was yet to end when it was read
 	bad      bool      // something there is no evidence of this issuer's
 
 	outcomes map[string]string // of each step, what its last receipt says
 	agents   map[string]bool
 }
 
-// account reads a workflow, and looks for the receipt with a reference. Of one that
-// has more than can be summarized it returns nothing.
-func (m *Minter) account(ctx context.Context, workflow, ref string) (*account, error) {
+// account reads a set, and looks for the receipt with a reference. Of one that has
+// more than can be summarized it returns nothing.
+func (m *Minter) account(ctx context.Context, set Set, ref string) (*account, error) {
 	a := &account{
-		workflow: workflow, external: map[string]bool{}, runs: map[ancestry.RunID]bool{},
+		set: set, keys: map[string]bool{}, external: map[string]bool{}, runs: map[ancestry.RunID]bool{set.run: true},
 		outcomes: map[string]string{}, agents: map[string]bool{},
 	}
-	m.accounts.Lock() // one at a time: each takes as much memory as a large workflow does
-	defer m.accounts.Unlock()
+	select { // one at a time: each takes as much memory as a large workflow does
+	case m.accounts <- struct{}{}:
+		defer func() { <-m.accounts }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	a.goesOn = m.goesOn(set.workflow, set.own) // before the store is asked, which may have all of it just then
 	for after := ""; ; {
-		page, next, err := m.o.Store.Receipts(ctx, workflow, after, storePage)
+		page, next, err := m.o.Store.Receipts(ctx, set.workflow, after, storePage)
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range page {
 			if err := ctx.Err(); err != nil { // each takes a while to verify
 				return nil, err
+			}
+			if !set.holds(r) {
+				continue
 			}
 			m.read(a, r)
 			of := peac.ReceiptRef(r.JWS)
@@ -168,7 +233,7 @@ func (m *Minter) account(ctx context.Context, workflow, ref string) (*account, e
 			}
 		}
 		if len(a.refs) > maxSummarized {
-			return &account{workflow: workflow}, nil
+			return &account{set: set}, nil
 		}
 		if after = next; next == "" {
 			return a, nil
@@ -183,6 +248,7 @@ func (m *Minter) read(a *account, r Receipt) {
 		a.bad = true
 		return
 	}
+	a.keys[v.KeyID] = true
 	if r.Run != "" {
 		a.runs[r.Run] = true
 	}
@@ -238,7 +304,7 @@ func (a *account) holds() bool {
 // nothing here led to.
 func (m *Minter) tell(a *account) peac.SummaryEvidence {
 	e := peac.SummaryEvidence{
-		WorkflowID: a.workflow, Status: peac.Completed, StartedAt: peac.FormatTime(a.began),
+		WorkflowID: a.set.workflow, Status: peac.Completed, StartedAt: peac.FormatTime(a.began),
 		OrchestratorID: "ref:orchestrator", AgentsInvolved: []string{},
 	}
 	if m.o.Privacy != Strict {
@@ -273,7 +339,7 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 			e.ErrorContext = &peac.ErrorContext{FailedStepID: w.StepID, ErrorCode: cmp.Or(outcome, "unknown")}
 		}
 	}
-	if m.o.Live(a.runs) {
+	if a.goesOn || m.goesOn(a.set.workflow, a.set.own) || m.o.Live(a.set.own, a.runs) {
 		e.Status, e.ErrorContext = peac.InProgress, nil
 	}
 	if e.Status != peac.InProgress {

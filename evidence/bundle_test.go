@@ -25,7 +25,8 @@ type seen struct {
 	t    *testing.T
 	now  time.Time
 	live map[ancestry.RunID]bool
-	asks int // for what is live
+	busy string // a workflow of which a run is live that has no receipt yet
+	asks int    // for what is live
 }
 
 func seeing(t *testing.T, edit func(*Options)) *seen {
@@ -36,8 +37,10 @@ func seeing(t *testing.T, edit func(*Options)) *seen {
 		Issuer: testIssuer, Host: "agent.example.com", IDKey: []byte("a secret of 32 bytes for the ids"), Store: NewMemory(),
 		Keys: []Key{{peac.Rotation{KeyID: "2026-11", Public: key.Public().(ed25519.PublicKey)}, key}},
 		Now:  func() time.Time { return s.now },
-		Live: func(runs map[ancestry.RunID]bool) bool {
-			s.asks++
+		Live: func(workflow string, runs map[ancestry.RunID]bool) bool {
+			if s.asks++; workflow == s.busy {
+				return true
+			}
 			for run := range runs {
 				if s.live[run] {
 					return true
@@ -77,12 +80,20 @@ func (s *seen) settle() {
 	s.keep(s.t.Context(), nil)
 }
 
-// bundle reads the evidence of a workflow in pages, and joins them.
+// all is the set of a run's own receipts.
+func all(workflow string) Set { return Set{workflow: workflow, own: workflow, run: "a run"} }
+
+// whole reads the evidence of a workflow in pages, and joins them.
 func (s *seen) whole(workflow string, limit int) peac.Bundle {
+	s.t.Helper()
+	return s.read(all(workflow), limit)
+}
+
+func (s *seen) read(set Set, limit int) peac.Bundle {
 	s.t.Helper()
 	var whole peac.Bundle
 	for after := ""; ; {
-		b, err := s.Bundle(s.t.Context(), workflow, after, limit)
+		b, err := s.Bundle(s.t.Context(), set, after, limit)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -131,12 +142,12 @@ func TestBundle(t *testing.T) {
 	s := seeing(t, func(*Options) {})
 	root, _ := s.call("acme/run-1")
 	s.end(root, Ingress, OK)
-	workflow, err := s.WorkflowOf(t.Context(), "nobody", "acme/run-1")
-	if err != nil || workflow != root.Workflow {
-		t.Fatalf("WorkflowOf = %q, %v", workflow, err)
+	set, err := s.SetOf(t.Context(), "", "nobody", "acme/run-1")
+	if err != nil || set.workflow != root.Workflow {
+		t.Fatalf("SetOf = %+v, %v", set, err)
 	}
 	for _, limit := range []int{1, 3, 4, 1000} {
-		b := s.whole(workflow, limit)
+		b := s.read(set, limit)
 		report := s.verify(b)
 		if !report.OK() || report.Summary == nil || len(report.Steps) != 4 || b.Commitment == nil || b.Commitment.TreeSize != 4 {
 			t.Fatalf("pages of %d: %+v", limit, report)
@@ -146,8 +157,8 @@ func TestBundle(t *testing.T) {
 			t.Errorf("summary %+v", e)
 		}
 	}
-	for _, jws := range s.whole(workflow, 1000).Receipts {
-		b, err := s.Extract(t.Context(), workflow, peac.ReceiptRef(jws))
+	for _, jws := range s.read(set, 1000).Receipts {
+		b, err := s.Extract(t.Context(), set, peac.ReceiptRef(jws))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,14 +166,14 @@ func TestBundle(t *testing.T) {
 			t.Errorf("an extract: %+v", report)
 		}
 	}
-	if _, err := s.Extract(t.Context(), workflow, peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
+	if _, err := s.Extract(t.Context(), set, peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
 		t.Errorf("an extract of what is not there: %v", err)
 	}
-	if _, err := s.WorkflowOf(t.Context(), "nobody", "wf_nobody"); !errors.Is(err, ancestry.ErrNotFound) {
-		t.Errorf("the workflow of nobody: %v", err)
+	if _, err := s.SetOf(t.Context(), "", "nobody", "wf_nobody"); !errors.Is(err, ancestry.ErrNotFound) {
+		t.Errorf("the receipts of nobody: %v", err)
 	}
-	if of, err := s.WorkflowOf(t.Context(), ancestry.RunID(workflow)); err != nil || of != workflow {
-		t.Errorf("WorkflowOf(%s) = %q, %v", workflow, of, err)
+	if of, err := s.SetOf(t.Context(), "", ancestry.RunID(set.workflow)); err != nil || of.workflow != set.workflow {
+		t.Errorf("SetOf(%s) = %+v, %v", set.workflow, of, err)
 	}
 }
 
@@ -214,6 +225,23 @@ func TestBundleStatus(t *testing.T) {
 			s.end(root, Ingress, OK)
 			s.live["acme/run-1"] = true
 		}, peac.InProgress, ""},
+		{"another run of it is, without a receipt", func(s *seen, root *Step, _ *Run) {
+			s.end(root, Ingress, OK)
+			s.busy = root.Workflow
+		}, peac.InProgress, ""},
+		{"a call of it goes on", func(s *seen, root *Step, r *Run) {
+			s.end(root, Ingress, OK)
+			s.Leave(r, s.tick())
+		}, peac.InProgress, ""},
+		{"the end of a call waits to be signed", func(s *seen, root *Step, r *Run) {
+			s.end(root, Ingress, OK)
+			s.End(s.Leave(r, s.tick()), Observed{Direction: Egress, Protocol: MCP, Outcome: ProtocolError, Ended: s.tick()})
+		}, peac.InProgress, ""},
+		{"its end is stored when the store was read", func(s *seen, root *Step, r *Run) {
+			s.end(root, Ingress, OK)
+			call := s.Leave(r, s.tick())
+			s.afterRead(2, func() { s.end(call, Egress, ProtocolError) })
+		}, peac.InProgress, ""},
 		{"its task was done", func(s *seen, root *Step, _ *Run) {
 			for _, state := range []string{"submitted", "working", "completed"} {
 				s.State(root, state, Observed{Direction: Ingress, Protocol: A2A, Method: "SendStreamingMessage", Ended: s.tick()})
@@ -236,6 +264,9 @@ func TestBundleStatus(t *testing.T) {
 		e := report.Summary.Evidence
 		if e.Status != tt.status || (e.CompletedAt == "") != (tt.status == peac.InProgress) {
 			t.Errorf("%s: %s, completed at %q; want %s", tt.name, e.Status, e.CompletedAt, tt.status)
+		}
+		if s.settle(); len(s.pending) != s.open {
+			t.Errorf("%s: %v are waited for, %d are open", tt.name, s.pending, s.open)
 		}
 		if (e.ErrorContext == nil) != (tt.code == "") || e.ErrorContext != nil && (e.ErrorContext.ErrorCode != tt.code || e.ErrorContext.FailedStepID != root.Step) {
 			t.Errorf("%s: error %+v, want %q", tt.name, e.ErrorContext, tt.code)
@@ -397,10 +428,10 @@ func (endless) Receipts(_ context.Context, workflow, _ string, limit int) ([]Rec
 // TestBundleTooLarge has a workflow without an end cost no more than a large one.
 func TestBundleTooLarge(t *testing.T) {
 	s := seeing(t, func(o *Options) { o.Store = endless{NewMemory()} })
-	if _, err := s.Extract(t.Context(), "wf_x", peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
+	if _, err := s.Extract(t.Context(), all("wf_x"), peac.ReceiptRef("x")); !errors.Is(err, ancestry.ErrNotFound) {
 		t.Errorf("Extract: %v", err)
 	}
-	if b, err := s.Bundle(t.Context(), "wf_x", "", 10); err != nil || len(b.Receipts) != 10 || b.Next != "more" {
+	if b, err := s.Bundle(t.Context(), all("wf_x"), "", 10); err != nil || len(b.Receipts) != 10 || b.Next != "more" {
 		t.Errorf("Bundle = %d receipts, next %q, %v", len(b.Receipts), b.Next, err)
 	}
 }
@@ -424,6 +455,29 @@ func TestBundleAsksOnce(t *testing.T) {
 	}
 }
 
+// afterRead does something when the store was read for the nth time from now.
+func (s *seen) afterRead(n int, do func()) {
+	s.o.Store = leaving{s.o.Store, func() {
+		if n--; n == 0 {
+			do()
+		}
+	}}
+}
+
+// TestBundleMeanwhile has the one page of a workflow be what its summary is of, also if
+// a receipt comes between the two.
+func TestBundleMeanwhile(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, r := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	call := s.Leave(r, s.tick())
+	s.afterRead(1, func() { s.end(call, Egress, OK) })
+	report := s.verify(s.whole(root.Workflow, 1000))
+	if !report.OK() || report.Summary == nil || len(report.Steps) != 5 {
+		t.Errorf("%+v", report)
+	}
+}
+
 // leaving is a store whose reader goes while it reads.
 type leaving struct {
 	Store
@@ -442,8 +496,111 @@ func TestBundleLeft(t *testing.T) {
 	s.end(root, Ingress, OK)
 	ctx, leave := context.WithCancel(t.Context())
 	s.o.Store = leaving{s.o.Store, leave}
-	if _, err := s.account(ctx, root.Workflow, ""); !errors.Is(err, context.Canceled) {
+	if _, err := s.account(ctx, all(root.Workflow), ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("account: %v", err)
+	}
+}
+
+// TestBundleWaits has a reader who waits for another one's workflow to be read go when
+// he wants to, and the next one read it.
+func TestBundleWaits(t *testing.T) {
+	s := seeing(t, func(*Options) {})
+	root, _ := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	s.accounts <- struct{}{} // as one who reads
+	ctx, leave := context.WithCancel(t.Context())
+	gone := make(chan error)
+	go func() {
+		_, err := s.Bundle(ctx, all(root.Workflow), "", 1000)
+		gone <- err
+	}()
+	leave()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("Bundle = %v while another is read", err)
+	}
+	<-s.accounts
+	if b := s.whole(root.Workflow, 1000); b.Summary == "" {
+		t.Error("no summary when the other one was read")
+	}
+}
+
+// TestBundleKeys has a bundle bring the keys that it was signed with, also when they
+// are published no more, and none that is revoked.
+func TestBundleKeys(t *testing.T) {
+	key := func(id string, sign time.Time) Key {
+		k := ed25519.NewKeyFromSeed([]byte((id + strings.Repeat("x", 32))[:32]))
+		return Key{peac.Rotation{KeyID: id, Public: k.Public().(ed25519.PublicKey), Sign: sign}, k}
+	}
+	began := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	const day = 24 * time.Hour
+	keys := []Key{key("one", began.Add(-day)), key("two", began.Add(2*day)), key("three", began.Add(4*day)), key("idle", began.Add(200*day))}
+	keys[0].Retire, keys[1].Retire = began.Add(40*day), began.Add(40*day)
+	keys[3].Publish = began.Add(150 * day)
+	s := seeing(t, func(o *Options) { o.Keys = keys })
+	root, r := s.call("acme/run-1")
+	s.end(root, Ingress, OK)
+	s.now = began.Add(3 * day)
+	s.end(s.Arrive(r, Place{}, s.tick()), Ingress, OK)
+	s.now = began.Add(100 * day)
+	other, _ := s.call("acme/run-2")
+	s.end(other, Ingress, OK)
+
+	ids := func(b peac.Bundle) string {
+		set, err := peac.ParseJWKS(b.JWKS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []string
+		for _, k := range set.Keys {
+			list = append(list, k.KeyID)
+		}
+		return strings.Join(list, " ")
+	}
+	for _, limit := range []int{1, 4, 1000} {
+		b := s.whole(root.Workflow, limit)
+		if report := s.verify(b); !report.OK() || report.Summary == nil || ids(b) != "one two three" {
+			t.Errorf("pages of %d: keys %s: %+v", limit, ids(b), report)
+		}
+	}
+	b, err := s.Extract(t.Context(), all(root.Workflow), peac.ReceiptRef(s.whole(root.Workflow, 1000).Receipts[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report := s.verify(b); !report.OK() || report.Summary == nil {
+		t.Errorf("an extract: keys %s: %+v", ids(b), report)
+	}
+	if got := ids(s.whole(other.Workflow, 1000)); got != "three" {
+		t.Errorf("keys %s of what the last one has signed", got)
+	}
+	s.o.Revoked = []peac.RevokedKey{{KeyID: "one", RevokedAt: "2026-12-01T00:00:00Z"}}
+	later, err := New(s.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Minter = later
+	if b := s.whole(root.Workflow, 1000); ids(b) != "two three" || s.verify(b).OK() {
+		t.Errorf("keys %s when one is revoked", ids(b))
+	}
+}
+
+// TestJWKSBound has a bundle bring no more keys than a reader takes: those that it was
+// signed with.
+func TestJWKSBound(t *testing.T) {
+	var i issuer
+	signed := map[string]bool{}
+	for n := range 2 * peac.MaxKeys {
+		public := ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('A'+n)), 32))).Public().(ed25519.PublicKey)
+		i.ring = append(i.ring, peac.Rotation{KeyID: strings.Repeat("k", n+1), Public: public})
+		signed[strings.Repeat("k", n+1)] = n%2 == 0
+	}
+	set, err := peac.ParseJWKS(i.jwks(time.Now(), signed))
+	if err != nil || len(set.Keys) != peac.MaxKeys {
+		t.Fatalf("%d keys, %v", len(set.Keys), err)
+	}
+	for _, k := range set.Keys {
+		if !signed[k.KeyID] {
+			t.Errorf("%s has signed nothing", k.KeyID)
+		}
 	}
 }
 
@@ -451,11 +608,11 @@ func TestBundleLeft(t *testing.T) {
 func TestPublish(t *testing.T) {
 	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	day := 24 * time.Hour
-	rotation := func(id, seed string, publish, sign, retire time.Time) peac.Rotation {
+	rotation := func(id, seed string, publish, sign, retire time.Time) Key {
 		key := ed25519.NewKeyFromSeed([]byte((seed + strings.Repeat("x", 32))[:32]))
-		return peac.Rotation{KeyID: id, Public: key.Public().(ed25519.PublicKey), Publish: publish, Sign: sign, Retire: retire}
+		return Key{peac.Rotation{KeyID: id, Public: key.Public().(ed25519.PublicKey), Publish: publish, Sign: sign, Retire: retire}, key}
 	}
-	ring := peac.KeyRing{
+	order := []Key{
 		rotation("lost", "a", now.Add(-300*day), now.Add(-300*day), time.Time{}),
 		rotation("old", "b", now.Add(-200*day), now.Add(-200*day), now.Add(40*day)),
 		rotation("new", "c", now, now.Add(5*day), time.Time{}),
@@ -463,10 +620,10 @@ func TestPublish(t *testing.T) {
 	revoked := []peac.RevokedKey{{KeyID: "lost", RevokedAt: "2026-05-01T00:00:00Z", Reason: "key_compromise"}}
 	clock := now
 	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	h, err := Publish(next, testIssuer, ring, revoked, func() time.Time { return clock })
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := seeing(t, func(o *Options) {
+		o.Keys, o.Revoked, o.Now = order, revoked, func() time.Time { return clock }
+	})
+	h := m.Publish(next)
 	ask := func(method, target string, header ...string) *httptest.ResponseRecorder {
 		r := httptest.NewRequest(method, target, nil)
 		if len(header) > 0 {
@@ -523,45 +680,47 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestPublishRefuses has a start fail with keys that can't be published.
-func TestPublishRefuses(t *testing.T) {
+// TestCheck has a start fail with keys that can't be published, or can't sign.
+func TestCheck(t *testing.T) {
 	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	ring := seeing(t, func(*Options) {}).Ring()
-	next := http.NotFoundHandler()
-	at := func() time.Time { return now }
-	many := slices.Clone(ring)
+	keys := seeing(t, func(*Options) {}).o.Keys
+	many := slices.Clone(keys)
 	for i := range 20 {
 		k := many[0]
 		k.KeyID, k.Sign = strings.Repeat("k", i+1), now.Add(time.Hour*time.Duration(i+1))
 		many = append(many, k)
 	}
-	leaving := func(k peac.Rotation, next ...peac.Rotation) peac.KeyRing {
+	leaving := func(k Key, next ...Key) []Key {
 		k.Retire = now.Add(peac.MinOverlap)
-		return append(peac.KeyRing{k}, next...)
+		return append([]Key{k}, next...)
 	}
 	revoked := func(id, at string) []peac.RevokedKey { return []peac.RevokedKey{{KeyID: id, RevokedAt: at}} }
 	for name, tt := range map[string]struct {
-		ring    peac.KeyRing
+		keys    []Key
 		revoked []peac.RevokedKey
 		want    string
 	}{
-		"no key":            {nil, nil, "no key signs yet"},
-		"one id twice":      {append(slices.Clone(ring), ring[0]), nil, `two keys have the id "2026-11"`},
-		"the one is gone":   {ring, revoked("2026-11", "2026-11-01T00:00:00Z"), `key "2026-11" is revoked, and is to sign`},
+		"no key":            {nil, nil, "Keys are required"},
+		"one id twice":      {append(slices.Clone(keys), keys[0]), nil, `two keys have the id "2026-11"`},
+		"the one is gone":   {keys, revoked("2026-11", "2026-11-01T00:00:00Z"), `key "2026-11" is revoked, and is to sign`},
 		"a later one":       {many[:2], revoked("k", "2026-11-01T00:00:00Z"), `key "k" is revoked, and is to sign`},
 		"too many":          {many, nil, "21 keys at once"},
-		"it leaves":         {leaving(ring[0]), nil, "retires less than 720h0m0s after"},
-		"it leaves early":   {leaving(ring[0], many[1]), nil, "retires less than 720h0m0s after"},
-		"revoked some time": {ring, revoked("other", "lately"), "a revoked key lacks"},
+		"it leaves":         {leaving(keys[0]), nil, "retires less than 720h0m0s after"},
+		"it leaves early":   {leaving(keys[0], many[1]), nil, "retires less than 720h0m0s after"},
+		"revoked some time": {keys, revoked("other", "lately"), "a revoked key lacks"},
 	} {
-		if _, err := Publish(next, testIssuer, tt.ring, tt.revoked, at); err == nil || !strings.Contains(err.Error(), tt.want) {
+		o := seeing(t, func(*Options) {}).o
+		o.Keys, o.Revoked, o.Now = tt.keys, tt.revoked, func() time.Time { return now }
+		if m, err := New(o); err == nil || m != nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
+		o.Store = nil // which is not there yet when it is checked
+		if err := o.Check(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: Check = %v, want %q", name, err, tt.want)
+		}
 	}
-	h, err := Publish(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), "did:web:agent.example.com", ring, nil, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	did := seeing(t, func(o *Options) { o.Issuer = "did:web:agent.example.com" })
+	h := did.Publish(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, httptest.NewRequest("GET", IssuerPath, nil)); w.Code != http.StatusTeapot {
 		t.Errorf("an issuer without an origin publishes: %d", w.Code)

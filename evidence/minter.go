@@ -1,12 +1,9 @@
 package evidence
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/ed25519"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -24,24 +21,19 @@ type Privacy string
 
 // The modes.
 const (
-	Strict   Privacy = "strict"   // no tool, no trace, no caller; ids of their own for each audience
+	Strict   Privacy = "strict"   // no tool, no trace, no caller; ids and receipts of its own for each audience
 	Balanced Privacy = "balanced" // the kind of a call, its trace, and pseudonyms
 	Open     Privacy = "open"     // and the name of the tool
 )
 
-// Key is a key of the issuer. One that has signed needs no private half any more.
-type Key struct {
-	peac.Rotation
-	Private ed25519.PrivateKey
-}
-
 // Options configure a Minter. Issuer, Host, Keys, IDKey and Store are required.
 type Options struct {
-	Issuer  string  // an https:// origin in its one form, or a DID
-	Host    string  // the host's stable id
-	Keys    []Key   // in the order in which they sign; at least the last has a private half
-	IDKey   []byte  // 32 secret bytes that ids are derived with; no signing key
-	Privacy Privacy // default Balanced
+	Issuer  string            // an https:// origin in its one form, or a DID
+	Host    string            // the host's stable id
+	Keys    []Key             // in the order in which they sign; at least the last has a private half
+	Revoked []peac.RevokedKey // those of Keys, and of earlier ones, that are not to be believed
+	IDKey   []byte            // 32 secret bytes that ids are derived with; no signing key
+	Privacy Privacy           // default Balanced
 	Store   Store
 
 	// Known are the keys of other issuers. Their receipts that were on an answer are
@@ -54,9 +46,10 @@ type Options struct {
 	Names       int              // conversations, tasks and resumed runs whose workflow is known, and agents whose card is, at most of each; default 10 000
 	Now         func() time.Time // default time.Now
 
-	// Live says whether one of some runs, by the ids that they were stored with, has
-	// not been seen to end; default: each has. It is asked once for a summary.
-	Live func(runs map[ancestry.RunID]bool) bool
+	// Live says whether a run of a workflow, or one of some runs, by the ids that they
+	// were stored with, has not been seen to end; default: each has. It is asked once
+	// for a summary.
+	Live func(workflow string, runs map[ancestry.RunID]bool) bool
 
 	Registerer prometheus.Registerer // default: metrics are not exposed
 	Logger     *slog.Logger          // default: discard
@@ -64,22 +57,21 @@ type Options struct {
 
 // Minter makes the receipts of one issuer. Its methods may be called concurrently.
 type Minter struct {
-	o        Options
-	names    peac.Namer     // of who is of no tenant
-	signers  []*peac.Signer // by Options.Keys; nil: it signs no more
-	ring     peac.KeyRing
+	o Options
+	issuer
 	contexts *memory[string] // workflows, by contextId
 	tasks    *memory[*Step]
 	cards    *memory[string] // digests, by the agents' addresses
 	resumed  *memory[*Run]   // by id and workflow
 	metrics  metrics
 	queue    chan *entry
-	accounts sync.Mutex // held while a workflow is accounted for
+	accounts chan struct{} // has room while no workflow is accounted for
 
 	mu      sync.Mutex
 	stopped bool               // nothing is taken any more
 	held    int                // bytes of the receipts of others that wait
 	open    int                // steps that have begun and not ended
+	pending map[string]int     // by workflow: steps whose end is not stored yet, nor lost
 	card    string             // digest of the host's own; empty: not known
 	calls   map[string][]*Step // of open steps, by their names
 	lost    map[string]bool    // workflows that have lost receipts, for the store to know
@@ -104,8 +96,12 @@ type entry struct {
 
 // New checks o and returns a Minter. Nothing is signed until Run is called.
 func New(o Options) (*Minter, error) {
-	if o.Host == "" || o.Store == nil || len(o.Keys) == 0 {
-		return nil, errors.New("evidence: Host, Keys and Store are required")
+	if o.Store == nil {
+		return nil, errors.New("evidence: Store is required")
+	}
+	i, err := newIssuer(o)
+	if err != nil {
+		return nil, err
 	}
 	o.Privacy = cmp.Or(o.Privacy, Balanced)
 	o.Queue = cmp.Or(o.Queue, 8192)
@@ -117,31 +113,9 @@ func New(o Options) (*Minter, error) {
 		o.Now = time.Now
 	}
 	if o.Live == nil {
-		o.Live = func(map[ancestry.RunID]bool) bool { return false }
+		o.Live = func(string, map[ancestry.RunID]bool) bool { return false }
 	}
-	m := &Minter{o: o, queue: make(chan *entry, o.Queue), lost: map[string]bool{}, calls: map[string][]*Step{}}
-	var err error
-	if m.names, err = peac.NewNamer(o.IDKey, o.Issuer); err != nil {
-		return nil, fmt.Errorf("evidence: %w", err)
-	}
-	for _, k := range o.Keys {
-		if len(k.Private) > 0 && bytes.Equal(k.Private.Seed(), o.IDKey) {
-			return nil, fmt.Errorf("evidence: the key for ids is the signing key %.64q: make another", k.KeyID)
-		}
-		var s *peac.Signer
-		if len(k.Private) > 0 {
-			if s, err = peac.NewSigner(o.Issuer, k.KeyID, k.Private); err != nil {
-				return nil, fmt.Errorf("evidence: %w", err)
-			}
-		}
-		m.signers, m.ring = append(m.signers, s), append(m.ring, k.Rotation)
-	}
-	if err := distinct(m.ring); err != nil {
-		return nil, err
-	}
-	if _, err := m.signer(o.Now()); err != nil {
-		return nil, err
-	}
+	m := &Minter{o: o, issuer: i, queue: make(chan *entry, o.Queue), accounts: make(chan struct{}, 1), lost: map[string]bool{}, pending: map[string]int{}, calls: map[string][]*Step{}}
 	m.metrics = newMetrics(o.Registerer, func() int { return len(m.queue) })
 	m.contexts = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitContexts))
 	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
@@ -159,22 +133,6 @@ func (m *Minter) announce() {
 		m.o.Logger.Warn("the store does not take receipts yet: until it does, nobody knows of those that a kill would take", "err", err)
 		m.loseLocked("") // nobody else has m
 	}
-}
-
-// Ring returns the keys of the issuer.
-func (m *Minter) Ring() peac.KeyRing { return slices.Clone(m.ring) }
-
-// signer returns who signs at a time.
-func (m *Minter) signer(at time.Time) (*peac.Signer, error) {
-	k, err := m.ring.Signing(at)
-	if err != nil {
-		return nil, fmt.Errorf("evidence: %w", err)
-	}
-	i := slices.IndexFunc(m.ring, func(r peac.Rotation) bool { return r.KeyID == k.KeyID })
-	if m.signers[i] == nil {
-		return nil, fmt.Errorf("evidence: key %.64q is to sign, and its private half is not there", k.KeyID)
-	}
-	return m.signers[i], nil
 }
 
 // State tells that the task of a step has come to a state. One that it had last is
@@ -285,8 +243,18 @@ func (m *Minter) End(s *Step, o Observed) {
 	s.upstream = nil
 }
 
-// takeLocked queues e, or drops it.
+// takeLocked takes what is to be told of a step, to everybody that it is to be told
+// to. An audience is told neither of receipts of others nor of agent cards: all know
+// them by the same name, and would find it again.
 func (m *Minter) takeLocked(e *entry) {
+	m.queueLocked(e)
+	for _, t := range e.step.told {
+		m.queueLocked(&entry{step: t, o: e.o, state: e.state, count: e.count})
+	}
+}
+
+// queueLocked queues e, or drops it.
+func (m *Minter) queueLocked(e *entry) {
 	if m.stopped {
 		m.dropLocked(e, dropStopped)
 		return
@@ -302,6 +270,26 @@ func (m *Minter) dropLocked(e *entry, why dropReason) {
 	m.metrics.dropped.WithLabelValues(string(why)).Inc()
 	m.releaseLocked(e)
 	m.loseLocked(e.step.Workflow)
+	m.doneLocked(e)
+}
+
+// doneLocked notes that e is stored or lost. The step goes on if e tells of its
+// task.
+func (m *Minter) doneLocked(e *entry) {
+	if e.state != "" {
+		return
+	}
+	w := e.step.Workflow
+	if m.pending[w]--; m.pending[w] == 0 {
+		delete(m.pending, w)
+	}
+}
+
+// goesOn says whether a step of a workflow is yet to end, or to be stored.
+func (m *Minter) goesOn(workflows ...string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(workflows, func(w string) bool { return m.pending[w] > 0 })
 }
 
 // maxLost bounds the workflows that the store is still to hear of. Beyond it, all
@@ -363,7 +351,7 @@ func (m *Minter) batch(e *entry) []*entry {
 
 // keep signs a batch and stores it, with what was lost so far.
 func (m *Minter) keep(ctx context.Context, batch []*entry) {
-	receipts := make([]Receipt, 0, len(batch))
+	receipts, signed := make([]Receipt, 0, len(batch)), batch[:0]
 	for _, e := range batch {
 		m.recall(ctx, e.step)
 		r, err := m.sign(e)
@@ -375,14 +363,14 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 			m.mu.Unlock()
 			continue
 		}
-		receipts = append(receipts, r)
+		receipts, signed = append(receipts, r), append(signed, e)
 	}
 	lost := m.takeLost()
 	if len(receipts)+len(lost) == 0 {
 		return
 	}
 	err := m.store(ctx, receipts, lost)
-	m.settled(err == nil)
+	m.settled(signed, err == nil)
 	if err != nil {
 		m.o.Logger.ErrorContext(ctx, "receipts lost", "receipts", len(receipts), "err", err)
 		m.metrics.dropped.WithLabelValues(string(dropStoreError)).Add(float64(len(receipts)))
@@ -406,8 +394,8 @@ func (m *Minter) sign(e *entry) (Receipt, error) {
 	}
 	s.prev = peac.ReceiptRef(jws)
 	m.o.Logger.Debug("receipt signed", "peac_workflow_id", s.Workflow, "peac_step_id", s.Step, "peac_receipt_ref", s.prev, "trace_id", traceOf(e))
-	r := Receipt{ID: c.ID, Workflow: s.Workflow, Step: s.Step, Exchange: s.exchange, JWS: jws}
-	if s.run != nil {
+	r := Receipt{ID: c.ID, Workflow: s.Workflow, Audience: s.audience, Step: s.Step, Exchange: s.exchange, JWS: jws}
+	if s.run != nil && s.audience == "" { // what an audience knows as its workflow is not the run's
 		r.Run = s.run.id
 	}
 	if s.carried {
@@ -441,10 +429,13 @@ func (m *Minter) owe(receipts []Receipt) {
 	}
 }
 
-// settled forgets what is owed, or has it be lost.
-func (m *Minter) settled(stored bool) {
+// settled forgets what is owed, or has it be lost, with what was signed.
+func (m *Minter) settled(signed []*entry, stored bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, e := range signed {
+		m.doneLocked(e)
+	}
 	if !stored {
 		for workflow := range m.owed {
 			m.loseLocked(workflow)

@@ -110,7 +110,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 		c.Extensions[progress] = progressGroup{1, e.state, e.count}
 	case peac.AccessDecision:
 		c.Extensions[peac.AccessGroup] = peac.Access{
-			Resource: m.names.HostRef("", m.o.Host), Action: cmp.Or(kindOf(o), o.Protocol), Decision: "deny",
+			Resource: m.names.HostRef(s.audience, m.o.Host), Action: cmp.Or(kindOf(o), o.Protocol), Decision: "deny",
 		}
 	case peac.CardObserved:
 		c.Extensions[peac.HandoffGroup] = peac.NewCardObservation(o.Card.Ref, o.Card.Signed, instant(o.Ended))
@@ -158,12 +158,12 @@ func (m *Minter) typeOf(e *entry) string {
 }
 
 func (m *Minter) action(s *Step, o *Observed, receiptType string, others upstream) peac.AgentAction {
-	a := peac.NewAgentAction(receiptType, m.names.HostRef("", m.o.Host), "ref:"+s.Step, instant(o.Ended))
+	a := peac.NewAgentAction(receiptType, m.names.HostRef(s.audience, m.o.Host), "ref:"+s.Step, instant(o.Ended))
 	if receiptType == peac.ActionDelegated {
-		a.DelegatedToRef = m.names.HostRef("", cmp.Or(o.Callee, "unknown"))
+		a.DelegatedToRef = m.names.HostRef(s.audience, cmp.Or(o.Callee, "unknown"))
 	}
 	if o.Caller != "" && m.o.Privacy != Strict {
-		a.CallerRef = m.names.HostRef("", o.Caller)
+		a.CallerRef = m.names.HostRef(s.audience, o.Caller)
 	}
 	a.UpstreamArtifactRef = others.ref
 	return a

@@ -4,14 +4,9 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
-
-	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
 // Where an issuer publishes what its receipts are verified with, below its origin.
@@ -27,72 +22,26 @@ const (
 const Published = time.Hour
 
 // Publish returns a handler that answers GET and HEAD on IssuerPath and KeysPath
-// with the documents of an issuer, and hands every other request to next as it came.
-// Of ring it publishes the keys whose time it is, but for those that are revoked. An
-// issuer that is no https:// origin has no place to publish: its requests all go to
-// next. It is an error if two keys have one id, a key that is revoked signs, now or
-// later, or one leaves before what it has signed last could be verified for
-// peac.MinOverlap.
-func Publish(next http.Handler, issuer string, ring peac.KeyRing, revoked []peac.RevokedKey, now func() time.Time) (http.Handler, error) {
-	gone := map[string]bool{}
-	for _, k := range revoked {
-		gone[k.KeyID] = true
-	}
-	if err := distinct(ring); err != nil {
-		return nil, err
-	}
-	if signing, err := ring.Signing(now()); err != nil {
-		return nil, fmt.Errorf("evidence: %w", err)
-	} else if i := slices.IndexFunc(ring, func(k peac.Rotation) bool { return !k.Sign.Before(signing.Sign) && gone[k.KeyID] }); i >= 0 {
-		return nil, fmt.Errorf("evidence: key %.64q is revoked, and is to sign: let another key sign", ring[i].KeyID)
-	}
-	for i, k := range ring {
-		if last := i == len(ring)-1; !k.Retire.IsZero() && (last || k.Retire.Before(ring[i+1].Sign.Add(peac.MinOverlap))) {
-			return nil, fmt.Errorf("evidence: key %.64q retires less than %s after another has begun to sign: let it retire later", k.KeyID, peac.MinOverlap)
-		}
-		if _, err := ring.JWKS(k.Publish); err != nil { // when it is added there are the most
-			return nil, fmt.Errorf("evidence: %w", err)
-		}
-	}
-	if !strings.HasPrefix(issuer, "https://") {
-		return next, nil
-	}
-	document := peac.NewIssuerDocument(issuer, issuer+KeysPath)
-	document.RevokedKeys = revoked
-	about, err := json.Marshal(document)
-	if err == nil {
-		_, err = peac.ParseIssuer(about, issuer)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("evidence: %w", err)
+// with the documents of the issuer, and hands every other request to next as it came.
+// It publishes the keys whose time it is, but for those that are revoked. An issuer
+// that is no https:// origin has no place to publish: its requests all go to next.
+// Under which name they are asked for does not matter: what stands in front of the
+// host may have put another in its place, and readers would find no keys.
+func (m *Minter) Publish(next http.Handler) http.Handler {
+	if m.document == nil {
+		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked := (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.URL.RawPath == ""
 		switch {
 		case asked && r.URL.Path == IssuerPath:
-			publish(w, r, about)
+			publish(w, r, m.document)
 		case asked && r.URL.Path == KeysPath:
-			set, _ := ring.JWKS(now()) // at no time too many, as was seen above
-			set.Keys = slices.DeleteFunc(set.Keys, func(k peac.JWK) bool { return gone[k.KeyID] })
-			keys, _ := json.Marshal(set) // always marshals
-			publish(w, r, keys)
+			publish(w, r, m.jwks(m.o.Now(), nil))
 		default:
 			next.ServeHTTP(w, r)
 		}
-	}), nil
-}
-
-// distinct says which id two keys of ring have, if any do: readers could not tell
-// which of them has signed.
-func distinct(ring peac.KeyRing) error {
-	ids := map[string]bool{}
-	for _, k := range ring {
-		if ids[k.KeyID] {
-			return fmt.Errorf("evidence: two keys have the id %.64q: name each key once, and give each a keyId of its own", k.KeyID)
-		}
-		ids[k.KeyID] = true
-	}
-	return nil
+	})
 }
 
 // publish answers with a document, or that it is still the one that the caller has.

@@ -3,6 +3,7 @@ package evidence
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -50,6 +51,7 @@ type Step struct {
 	Agent               string // egress: the address of the A2A agent that was called, as Introduce has it
 
 	id       string // jti of its last receipt
+	audience string // the origin that it is told to, and nobody else; empty: to whoever may read of the run
 	exchange string
 	run      *Run // nil: it belongs to none
 	began    time.Time
@@ -59,11 +61,12 @@ type Step struct {
 	opened   string // id of the receipt that the workflow began with; empty: not known, or this one
 
 	// Guarded by Minter.mu.
-	states    int    // that were told
-	state     string // the last of them, of a task
-	progress  int    // how often the callee has told of it
-	call      string // its name
-	cancelled bool   // by who has made it
+	told      []*Step // the same step, for each audience that was told of it
+	states    int     // that were told
+	state     string  // the last of them, of a task
+	progress  int     // how often the callee has told of it
+	call      string  // its name
+	cancelled bool    // by who has made it
 	upstream  []peac.Carrier
 	ended     bool
 
@@ -206,18 +209,48 @@ func (m *Minter) begin(run *Run, workflow string, at time.Time) *Step {
 	s.Place = Place{workflow, names.Step(workflow, s.exchange)}
 	m.mu.Lock()
 	m.open++
+	m.pending[s.Workflow]++
 	m.mu.Unlock()
 	return s
 }
 
 // For returns the place of s as it is told to an audience, the origin that it is
-// sent to: another one under Strict, which that audience alone knows.
+// sent to: another one under Strict, which that audience alone knows. Of a step that
+// was told so, all is signed once more for that audience: in the place that it knows,
+// and without parents, for it was told of no step that came to the host. For is
+// called before anything is told of s.
 func (m *Minter) For(s *Step, audience string) Place {
 	if m.o.Privacy != Strict {
 		return s.Place
 	}
 	names := m.namerOf(s)
-	return Place{names.AudienceWorkflow(audience, s.Workflow), names.AudienceStep(audience, s.Step)}
+	told := &Step{
+		Place: Place{names.AudienceWorkflow(audience, s.Workflow), names.AudienceStep(audience, s.Step)},
+		id:    peac.NewReceiptID(s.began), audience: audience, exchange: s.exchange, run: s.run, began: s.began,
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.ContainsFunc(s.told, func(t *Step) bool { return t.audience == audience }) {
+		s.told = append(s.told, told)
+		m.pending[told.Workflow]++
+	}
+	return told.Place
+}
+
+// OriginOf is where a request goes to, in the one form that names it: lower case,
+// without the port that the scheme implies.
+func OriginOf(u *url.URL) string {
+	if u == nil { // a line has no destination
+		return ""
+	}
+	host := strings.ToLower(u.Host)
+	switch u.Scheme {
+	case "http":
+		host = strings.TrimSuffix(host, ":80")
+	case "https":
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return u.Scheme + "://" + host
 }
 
 // namerOf derives the ids of what belongs to the run of a step.

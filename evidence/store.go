@@ -15,6 +15,7 @@ import (
 type Receipt struct {
 	ID       string         // its jti; sorts by when the exchange began, to the millisecond
 	Workflow string         // wf_…
+	Audience string         // the origin that it is for alone; empty: for whoever may read of the run
 	Step     string         // step_…; several receipts of one are a chain
 	Run      ancestry.RunID // the run of this host, by the first id it was known by; empty: of none
 	Exchange string         // the random id that Step was derived from

@@ -112,7 +112,7 @@ func (x *exchange) leaveStep() {
 		x.step.Direction, x.step.Protocol = evidence.Egress, x.protocolOfStep()
 		x.p.o.Evidence.Name(x.step, x.callName(x.msg.ID))
 		if x.msg.Protocol == wire.A2A {
-			x.step.Peer, x.step.Agent = origin(x.out.URL), x.agent()
+			x.step.Peer, x.step.Agent = evidence.OriginOf(x.out.URL), x.agent()
 		}
 	}
 }
@@ -257,7 +257,7 @@ func (x *exchange) observed() evidence.Observed {
 	if x.dir == egress {
 		o.Direction, o.Callee = evidence.Egress, x.child.Host
 		if o.Callee == "" {
-			o.Callee = origin(x.out.URL)
+			o.Callee = evidence.OriginOf(x.out.URL)
 		}
 		return o
 	}
@@ -300,22 +300,6 @@ func (x *exchange) outcomeOfStep() evidence.Outcome {
 		return evidence.Ongoing
 	}
 	return evidence.OK
-}
-
-// origin is where a request goes to, in the one form that names it: lower case,
-// without the port that the scheme implies.
-func origin(u *url.URL) string {
-	if u == nil { // a line has no destination
-		return ""
-	}
-	host := strings.ToLower(u.Host)
-	switch u.Scheme {
-	case "http":
-		host = strings.TrimSuffix(host, ":80")
-	case "https":
-		host = strings.TrimSuffix(host, ":443")
-	}
-	return u.Scheme + "://" + host
 }
 
 // stepAttributes are those of PEAC's conventions for spans.

@@ -399,6 +399,72 @@ func TestEvidenceIsToldToNobodyElse(t *testing.T) {
 	}
 }
 
+// TestEvidenceForAnAudience has who is called be told of the call in receipts of its
+// own, which are one graph with those that it makes itself.
+func TestEvidenceForAnAudience(t *testing.T) {
+	strict := func(o *evidence.Options) { o.Privacy = evidence.Strict }
+	h := newTwoHosts(t, asIs, asIs, strict)
+	run := h.a.recorded(t)[0].Run
+	keys := peac.JWKS{Keys: []peac.JWK{peac.NewJWK("one", h.fa.public)}}.Of(h.fa.issuer)
+	read := func(audience string) (receipts []peac.Receipt) {
+		set, err := h.fa.minter.SetOf(t.Context(), audience, run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := h.fa.minter.Bundle(t.Context(), set, "", 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report := b.Verify(keys, time.Now()); !report.OK() {
+			t.Errorf("for %q: %+v", audience, report)
+		}
+		for _, jws := range b.Receipts {
+			r, err := peac.Verify(jws, keys, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			receipts = append(receipts, r)
+		}
+		return receipts
+	}
+	told := read(h.b.ingress.URL)
+	want := []string{
+		"egress a2a 0: completed ongoing, delegated ongoing, input-required ongoing, working ongoing",
+		"egress a2a 0: delegated ok",
+		"egress mcp 0: invoked ok",
+		"egress mcp 0: invoked protocol_error",
+	}
+	if diff := cmp.Diff(want, toldOf(told)); diff != "" {
+		t.Errorf("A tells B (-want +got):\n%s", diff)
+	}
+	if own := read(""); len(own) != len(told)+1 {
+		t.Errorf("A has %d receipts, of which B is told %d", len(own), len(told))
+	}
+	ofB, external := h.fb.of(t, told[0].Workflow.WorkflowID)
+	if len(external) < 4 {
+		t.Errorf("%d parents of B's steps are A's, want those of all four calls", len(external))
+	}
+	if faults := peac.CheckSet(slices.Concat(told, ofB), nil); len(faults) > 0 {
+		t.Errorf("what A tells B and what B has are not one graph: %+v", faults)
+	}
+}
+
+// TestLiveRunsHaveTheirWorkflow has a run that is live be known by its workflow, before
+// there is a receipt of it.
+func TestLiveRunsHaveTheirWorkflow(t *testing.T) {
+	var s *sidecar
+	var live []ancestry.LiveRun
+	to := peer(t, func(http.ResponseWriter, *http.Request) { live = s.Live() })
+	f := newFile(t, "https://agent.example.com")
+	s = newSidecar(t, "agent.example.com", "http://"+to, f.tune)
+	post(t, http.DefaultClient, s.ingress.URL+"/chat", `{}`, nil)
+	s.handled.wait(t)
+	f.stop()
+	if run := s.recorded(t)[0]; len(live) != 1 || live[0].Run != run.Run || live[0].Workflow != run.Workflow || run.Workflow == "" {
+		t.Errorf("live: %+v, want %+v", live, run)
+	}
+}
+
 // TestEvidenceOfARefusal has what the proxy refuses itself be told as its decision.
 func TestEvidenceOfARefusal(t *testing.T) {
 	f := newFile(t, "https://agent.example.com")

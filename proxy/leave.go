@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
@@ -240,7 +241,7 @@ func (x *exchange) nameAncestry(r *http.Request, tells bool) {
 		a.Event = event
 	}
 	if x.step != nil {
-		place := x.p.o.Evidence.For(x.step, origin(r.URL))
+		place := x.p.o.Evidence.For(x.step, evidence.OriginOf(r.URL))
 		a.Workflow, a.Step = place.Workflow, place.Step
 	}
 	x.sent = x.run.Chain.With(a)

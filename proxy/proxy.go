@@ -250,7 +250,7 @@ func (p *Proxy) Live() []ancestry.LiveRun {
 	for r, active := range p.runs.Live {
 		l := ancestry.LiveRun{
 			Run: r.First, Parent: r.Chain.Parent(), Trace: r.Trace,
-			Operation: r.Operation, Began: r.Started, Active: active,
+			Operation: r.Operation, Workflow: workflowOf(r), Began: r.Started, Active: active,
 		}
 		if id := r.ID(); id != r.First {
 			l.Alias = id

@@ -26,6 +26,7 @@ const (
 	tagReceiptExchange = 3
 	tagReceiptExternal = 4 // one of them
 	tagReceiptJWS      = 5
+	tagReceiptAudience = 6
 )
 
 // Add makes receipts durable, all or none, and notes what was lost. A store that is
@@ -485,6 +486,7 @@ func encodeReceipt(r evidence.Receipt) []byte {
 	for _, step := range r.External {
 		b = appendField(b, tagReceiptExternal, step)
 	}
+	b = appendField(b, tagReceiptAudience, r.Audience)
 	return appendField(b, tagReceiptJWS, r.JWS)
 }
 
@@ -504,6 +506,8 @@ func decodeReceipt(record []byte) (r evidence.Receipt, err error) {
 			r.External = append(r.External, string(v))
 		case tagReceiptJWS:
 			r.JWS = string(v)
+		case tagReceiptAudience:
+			r.Audience = string(v)
 		}
 		return nil
 	})

@@ -74,6 +74,7 @@ func TestReceipts(t *testing.T) {
 			for n := range 7 {
 				want = append(want, receipt(workflowA, n, "run_1", at))
 			}
+			want[6].Run, want[6].Audience, want[6].External = "", "https://b.example.com", nil
 			add := func(lost []string, receipts ...evidence.Receipt) {
 				t.Helper()
 				if err := s.Add(t.Context(), receipts, lost); err != nil {

@@ -34,8 +34,8 @@ type Bundle struct {
 	Proofs map[string]Proof `json:"proofs,omitempty"`
 	// ExternalStepIDs are parents of steps here that a peer carried in.
 	ExternalStepIDs []string `json:"external_step_ids,omitempty"`
-	// JWKS is the issuer's, as the bundle's writer had it: it proves nothing to
-	// who has the keys from elsewhere.
+	// JWKS has the issuer's keys that signed what is here, as the bundle's writer had
+	// them: it proves nothing to who has the keys from elsewhere.
 	JWKS json.RawMessage `json:"jwks,omitempty"`
 	// Next is where the next page begins. With it the bundle is a page, which shows
 	// nothing until the others are joined to it.

@@ -9,9 +9,11 @@ import (
 // Bounds of the documents that an issuer publishes.
 const (
 	maxDocument = 64 << 10
-	maxKeys     = 20
 	maxRevoked  = 100
 )
+
+// MaxKeys bounds a JWKS.
+const MaxKeys = 20
 
 // JWKS is the set of keys that an issuer publishes.
 type JWKS struct {
@@ -43,8 +45,8 @@ func ParseJWKS(raw []byte) (JWKS, error) {
 		return set, err
 	}
 	keys, ok := o["keys"].([]any)
-	if !ok || len(keys) > maxKeys {
-		return set, fail(CodeInvalidFormat, "keys is no list of at most %d", maxKeys)
+	if !ok || len(keys) > MaxKeys {
+		return set, fail(CodeInvalidFormat, "keys is no list of at most %d", MaxKeys)
 	}
 	for i, v := range keys {
 		k, ok := v.(object)
@@ -250,6 +252,11 @@ type Rotation struct {
 	Publish, Sign, Retire time.Time
 }
 
+// Published says whether the key is in the JWKS at a time.
+func (k Rotation) Published(at time.Time) bool {
+	return !k.Publish.After(at) && (k.Retire.IsZero() || k.Retire.After(at))
+}
+
 // KeyRing is the keys of an issuer in the order in which they sign.
 type KeyRing []Rotation
 
@@ -305,12 +312,12 @@ func (r KeyRing) Signing(at time.Time) (Rotation, error) {
 func (r KeyRing) JWKS(at time.Time) (JWKS, error) {
 	set := JWKS{Keys: []JWK{}}
 	for _, k := range r {
-		if !k.Publish.After(at) && (k.Retire.IsZero() || k.Retire.After(at)) {
+		if k.Published(at) {
 			set.Keys = append(set.Keys, NewJWK(k.KeyID, k.Public))
 		}
 	}
-	if len(set.Keys) > maxKeys {
-		return JWKS{}, fail(CodeInvalidFormat, "%d keys at once, at most %d may be there", len(set.Keys), maxKeys)
+	if len(set.Keys) > MaxKeys {
+		return JWKS{}, fail(CodeInvalidFormat, "%d keys at once, at most %d may be there", len(set.Keys), MaxKeys)
 	}
 	return set, nil
 }

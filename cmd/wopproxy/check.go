@@ -12,7 +12,7 @@ const checkManual = `check [-config FILE] [-config-env NAME]
 
 Reads a configuration as serve would and prints every mistake in it, each with
 the path of its key, its line, and what to write instead. Exits 1 if there is
-one. Secrets are read too, so run it where they are.
+one. Secrets and the keys of evidence are read too, so run it where they are.
 `
 
 func checkCommand(_ context.Context, args []string, stdout, stderr io.Writer) error {
@@ -29,7 +29,11 @@ func checkCommand(_ context.Context, args []string, stdout, stderr io.Writer) er
 	if err != nil {
 		return err
 	}
-	if _, err := readSecrets(c, os.LookupEnv); err != nil {
+	sec, err := readSecrets(c, os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	if _, err := evidenceOptions(c, sec); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(stdout, "%s: ok, host %s\n", cmp.Or(src.file, "configuration"), c.Host.ID)

@@ -70,8 +70,8 @@ func (d *demo) showEvidence(ctx context.Context, w io.Writer, question string) e
 	return nil
 }
 
-// evidenceOf verifies what a site has signed of a question, once that is all of it:
-// receipts are signed when nobody waits for them.
+// evidenceOf verifies what a site has signed of a question, once that is all of it and
+// says so: receipts are signed when nobody waits for them.
 func (s *site) evidenceOf(ctx context.Context, question string) (report peac.Report, err error) {
 	own, ok := s.host.recall(question)
 	if !ok {
@@ -89,7 +89,7 @@ func (s *site) evidenceOf(ctx context.Context, question string) (report peac.Rep
 	for {
 		b, err := readBundle(ctx, at)
 		if err == nil {
-			if report = b.Verify(keys, time.Now()); report.OK() && report.Summary != nil {
+			if report = b.Verify(keys, time.Now()); report.OK() && report.Summary != nil && report.Summary.Evidence.Status != peac.InProgress {
 				return report, nil
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"strings"
 	"time"
@@ -13,12 +14,14 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-const evidenceManual = `evidence export RUN [-admin URL] > FILE
+const evidenceManual = `evidence export RUN [-admin URL] [-audience ORIGIN] > FILE
        wopproxy evidence verify FILE|URL
 
 export asks a wopproxy, on its admin listener, for all that it has signed of the
 workflow of RUN, and prints it as one bundle, which verify reads. With -proof it is
-one receipt, and the proof that it is one of them.
+one receipt, and the proof that it is one of them. With -audience it is what was
+signed for ORIGIN alone, where that is asked of evidence.privacy: strict: of the calls
+to it, under ids that nobody else knows.
 
 verify checks a bundle of evidence (PEAC, wire format 0.2): that the issuer signed each
 receipt, that the steps make one workflow without a gap or a cycle, and that the
@@ -43,6 +46,7 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	jwks := f.String("jwks", "", "the keys of the issuer, `FILE or URL`")
 	issuer := f.String("issuer", "", "the `issuer` that the evidence has to be of, or its document, FILE or URL")
 	admin := f.String("admin", "http://127.0.0.1:9090", "export: `URL` of the wopproxy's admin listener")
+	audience := f.String("audience", "", "export: the `origin` that the receipts are to be for, such as https://agent.example.com")
 	proof := f.String("proof", "", "export: the `reference` of the one receipt that is wanted")
 	timeout := f.Duration("timeout", 30*time.Second, "time for all that is fetched")
 	operands, err := parse(f, args, 2)
@@ -53,7 +57,7 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	defer cancel()
 	switch operands[0] {
 	case "export":
-		return exportEvidence(ctx, stdout, *admin, operands[1], *proof)
+		return exportEvidence(ctx, stdout, *admin, operands[1], url.Values{"proof": {*proof}, "audience": {*audience}})
 	case "verify":
 	default:
 		fmt.Fprintf(stderr, "wopproxy evidence: %q is nothing that can be done, want export or verify\n", operands[0])
@@ -86,8 +90,9 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	return nil
 }
 
-// exportEvidence prints what the wopproxy at admin has signed of a run.
-func exportEvidence(ctx context.Context, w io.Writer, admin, run, proof string) error {
+// exportEvidence prints what the wopproxy at admin has signed of a run, of which query
+// says what is wanted.
+func exportEvidence(ctx context.Context, w io.Writer, admin, run string, query url.Values) error {
 	id, err := ancestry.ParseRunID(run)
 	if err != nil {
 		return err
@@ -97,8 +102,9 @@ func exportEvidence(ctx context.Context, w io.Writer, admin, run, proof string) 
 		return fmt.Errorf("-admin: %q is no http or https URL", admin)
 	}
 	at := strings.TrimSuffix(u.String(), "/") + "/ancestry/v1/runs/" + url.PathEscape(string(id)) + "/evidence"
-	if proof != "" {
-		at += "?proof=" + url.QueryEscape(proof)
+	maps.DeleteFunc(query, func(_ string, v []string) bool { return v[0] == "" })
+	if len(query) > 0 {
+		at += "?" + query.Encode()
 	}
 	b, err := readBundle(ctx, at)
 	if err != nil {

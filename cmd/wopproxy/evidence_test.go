@@ -67,6 +67,10 @@ func TestEvidenceCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	part, err := whole.Extract(peac.ReceiptRef(whole.Receipts[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
 	paged := 0
 	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		page, commitment := whole, *all.Commitment
@@ -78,6 +82,9 @@ func TestEvidenceCommand(t *testing.T) {
 		case "/ancestry/v1/runs/acme/run-1/evidence":
 			if proof := r.FormValue("proof"); proof != "" {
 				page, _ = whole.Extract(proof)
+			}
+			if r.FormValue("audience") == "https://b.example.com" {
+				page = part
 			}
 			_ = json.NewEncoder(w).Encode(page)
 		case "/ancestry/v1/runs/busy/evidence": // the first time, a receipt comes between two pages
@@ -106,10 +113,6 @@ func TestEvidenceCommand(t *testing.T) {
 	revoking := document
 	revoking.RevokedKeys = []peac.RevokedKey{{KeyID: "k", RevokedAt: "2026-11-01T00:00:00Z", Reason: "key_compromise"}}
 	stranger := peac.NewIssuerDocument("https://x.example", issuer+"/jwks")
-	part, err := whole.Extract(peac.ReceiptRef(whole.Receipts[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
 	page := whole
 	page.Next = "x"
 	tree := issuer + "\n" + names.Step(wf, "a") + "  ok  dev.wopproxy/progress\n└─ " + names.Step(wf, "b") + "  ok"
@@ -139,6 +142,7 @@ func TestEvidenceCommand(t *testing.T) {
 		{"a page", []string{"verify", write("page.json", page)}, 1, "E_INVALID_FORMAT: it is a page", "the evidence does not hold"},
 		{"export", []string{"export", "acme/run-1", "-admin", host.URL + "/"}, 0, `"` + whole.Receipts[0] + `",` + "\n    " + `"` + whole.Receipts[1] + `"`, ""},
 		{"export one", []string{"export", "acme/run-1", "-admin", host.URL, "-proof", peac.ReceiptRef(whole.Receipts[1])}, 0, `"leaf_index": `, ""},
+		{"export for an audience", []string{"export", "acme/run-1", "-admin", host.URL, "-audience", "https://b.example.com"}, 0, `"leaf_index": `, ""},
 		{"export while it goes on", []string{"export", "busy", "-admin", host.URL}, 0, whole.Receipts[1], ""},
 		{"export what never rests", []string{"export", "hasty", "-admin", host.URL}, 1, "", "more was signed while it was read"},
 		{"export without an end", []string{"export", "round", "-admin", host.URL}, 1, "", "does not follow the one before"},

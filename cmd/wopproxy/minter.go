@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -17,16 +16,12 @@ import (
 	"github.com/wopproxy/wopproxy/evidence"
 )
 
-// newMinter returns what signs the evidence that c asks for; nil: none. A key that
-// is lost or malformed is a mistake of the configuration: receipts would be missing
-// without anybody noticing.
-func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, error) {
+// evidenceOptions is who signs evidence as c asks for it, without where that is kept;
+// nil: nobody does. A key that is lost, malformed or not fit to sign is a mistake of the
+// configuration: receipts would be missing, or not to be verified, without anybody
+// noticing.
+func evidenceOptions(c *config.Config, sec *secrets) (*evidence.Options, error) {
 	if c.Evidence.Issuer == "" {
-		return nil, nil
-	}
-	store := evidenceStore(s.store)
-	if store == nil {
-		s.log.Warn("no evidence is made: there is no store for it")
 		return nil, nil
 	}
 	keys, keyErr := evidenceKeys(c.Evidence)
@@ -38,22 +33,36 @@ func (s *sidecar) newMinter(c *config.Config, sec *secrets) (*evidence.Minter, e
 	if err := errors.Join(keyErr, err, knownErr); err != nil {
 		return nil, err
 	}
-	for _, k := range keys {
-		if len(k.Private) > 0 && bytes.Equal(k.Private.Seed(), idKey) {
-			return nil, errors.New("evidence.idKey: it is the secret of a signing key: make another with openssl rand -hex 32")
-		}
+	o := &evidence.Options{
+		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey,
+		Privacy: evidence.Privacy(c.Evidence.Privacy), Known: known, Queue: c.Evidence.Queue,
 	}
-	return evidence.New(evidence.Options{
-		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey, Privacy: evidence.Privacy(c.Evidence.Privacy),
-		Store: store, Known: known, Queue: c.Evidence.Queue, Live: s.anyLive,
-		Registerer: s.metrics, Logger: s.log,
-	})
+	for _, k := range c.Evidence.Revoked {
+		o.Revoked = append(o.Revoked, peac.RevokedKey{KeyID: k.KeyID, RevokedAt: peac.FormatTime(k.At.Time), Reason: k.Reason})
+	}
+	return o, o.Check()
 }
 
-// anyLive says whether one of some runs goes on, by either of its ids. Until there is
-// a proxy, none does.
-func (s *sidecar) anyLive(runs map[ancestry.RunID]bool) bool {
-	return s.proxy != nil && slices.ContainsFunc(s.proxy.Live(), func(r ancestry.LiveRun) bool { return runs[r.Run] || runs[r.Alias] })
+// newMinter returns what signs evidence, as o has it; nil: nothing does.
+func (s *sidecar) newMinter(o *evidence.Options) (*evidence.Minter, error) {
+	if o == nil {
+		return nil, nil
+	}
+	store := evidenceStore(s.store)
+	if store == nil {
+		s.log.Warn("no evidence is made: there is no store for it")
+		return nil, nil
+	}
+	o.Store, o.Live, o.Registerer, o.Logger = store, s.anyLive, s.metrics, s.log
+	return evidence.New(*o)
+}
+
+// anyLive says whether a run of a workflow goes on, or one of some runs, by either of
+// its ids. Until there is a proxy, none does.
+func (s *sidecar) anyLive(workflow string, runs map[ancestry.RunID]bool) bool {
+	return s.proxy != nil && slices.ContainsFunc(s.proxy.Live(), func(r ancestry.LiveRun) bool {
+		return r.Workflow == workflow || runs[r.Run] || runs[r.Alias]
+	})
 }
 
 // signed answers for a run with what was signed of it; nil: nothing is.
@@ -62,27 +71,23 @@ func (s *sidecar) signed() func(context.Context, ancestry.EvidenceQuery) (any, e
 		return nil
 	}
 	return func(ctx context.Context, q ancestry.EvidenceQuery) (any, error) {
-		workflow, err := s.minter.WorkflowOf(ctx, q.Runs...)
+		set, err := s.minter.SetOf(ctx, evidence.OriginOf(q.Audience), q.Runs...)
 		if err != nil {
 			return nil, err
 		}
 		if q.Proof != "" {
-			return s.minter.Extract(ctx, workflow, q.Proof)
+			return s.minter.Extract(ctx, set, q.Proof)
 		}
-		return s.minter.Bundle(ctx, workflow, q.After, q.Limit)
+		return s.minter.Bundle(ctx, set, q.After, q.Limit)
 	}
 }
 
 // published has next stand behind what an issuer publishes.
-func (s *sidecar) published(c *config.Config, next http.Handler) (http.Handler, error) {
+func (s *sidecar) published(next http.Handler) http.Handler {
 	if s.minter == nil {
-		return next, nil
+		return next
 	}
-	var revoked []peac.RevokedKey
-	for _, k := range c.Evidence.Revoked {
-		revoked = append(revoked, peac.RevokedKey{KeyID: k.KeyID, RevokedAt: peac.FormatTime(k.At.Time), Reason: k.Reason})
-	}
-	return evidence.Publish(next, c.Evidence.Issuer, s.minter.Ring(), revoked, time.Now)
+	return s.minter.Publish(next)
 }
 
 // evidenceStore is the store as one for receipts; nil: it keeps none.

@@ -1,19 +1,24 @@
 package main
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/config"
+	"github.com/wopproxy/wopproxy/evidence"
 )
 
 // keyFiles writes an Ed25519 key in both halves, one that is none, and a secret for
@@ -45,6 +50,20 @@ func keyFiles(t *testing.T) (dir string) {
 	return dir
 }
 
+// thumbprint is the id of the key in a file.
+func thumbprint(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := evidence.ParseKey(text, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k.KeyID
+}
+
 // TestMinter has evidence made with the keys that are configured, and a start refused
 // that could not sign: what to do is said.
 func TestMinter(t *testing.T) {
@@ -55,42 +74,50 @@ func TestMinter(t *testing.T) {
 	for _, tt := range []struct {
 		name, key, idKey string
 		keys             []config.EvidenceKey
+		revoked          []string
 		want             string // of the error; empty: it starts
 	}{
-		{"a key", "key.pem", secret, nil, ""},
-		{"and one that has signed", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, ""},
-		{"a lost key", "lost.pem", secret, nil, "evidence.key: " + at("lost.pem") + ": open " + at("lost.pem")},
-		{"no key", "other.pem", secret, nil, "make one with openssl genpkey -algorithm ed25519"},
-		{"the public half", "key.pub", secret, nil, "write the file of the private one"},
-		{"a short secret", "key.pem", "0f", nil, "evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32"},
-		{"the key itself", "key.pem", seed, nil, "evidence.idKey: it is the secret of a signing key"},
-		{"the same key twice", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub")}}, "name each key once"},
-		{"two keys of one id", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub"), KeyID: "old"}, {File: at("next.pub"), KeyID: "old"}}, `two keys have the id "old"`},
-		{"a lost key among others", "key.pem", secret, []config.EvidenceKey{{File: at("lost.pem")}}, "evidence.keys[0]: "},
+		{"a key", "key.pem", secret, nil, nil, ""},
+		{"and one that has signed", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, nil, ""},
+		{"a lost key", "lost.pem", secret, nil, nil, "evidence.key: " + at("lost.pem") + ": open " + at("lost.pem")},
+		{"no key", "other.pem", secret, nil, nil, "make one with openssl genpkey -algorithm ed25519"},
+		{"the public half", "key.pub", secret, nil, nil, "write the file of the private one"},
+		{"a short secret", "key.pem", "0f", nil, nil, "evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32"},
+		{"the key itself", "key.pem", seed, nil, nil, "the key for ids is the secret of the signing key"},
+		{"the same key twice", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub")}}, nil, "name each key once"},
+		{"two keys of one id", "key.pem", secret, []config.EvidenceKey{{File: at("key.pub"), KeyID: "old"}, {File: at("next.pub"), KeyID: "old"}}, nil, `two keys have the id "old"`},
+		{"a lost key among others", "key.pem", secret, []config.EvidenceKey{{File: at("lost.pem")}}, nil, "evidence.keys[0]: "},
+		{"it is revoked", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, []string{thumbprint(t, at("key.pub"))}, "is revoked, and is to sign"},
+		{"one that has signed is revoked", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, []string{"old"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			store, err := boltstore.Open(boltstore.Options{Dir: t.TempDir()})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer store.Close()
 			c := config.Default()
 			c.Host.ID = "agent.example.com"
 			c.Evidence.Issuer, c.Evidence.Key.File, c.Evidence.Keys = "https://agent.example.com", at(tt.key), tt.keys
-			s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.DiscardHandler)}
-			m, err := s.newMinter(c, &secrets{idKey: tt.idKey})
+			for _, id := range tt.revoked {
+				c.Evidence.Revoked = append(c.Evidence.Revoked, config.RevokedKey{KeyID: id, At: config.Time{Time: time.Now()}})
+			}
+			o, err := evidenceOptions(c, &secrets{idKey: tt.idKey})
 			if tt.want == "" {
-				if err != nil || m == nil || len(m.Ring()) != 1+len(tt.keys) {
-					t.Fatalf("newMinter = %v, %v", m, err)
+				if err != nil || len(o.Keys) != 1+len(tt.keys) {
+					t.Fatalf("evidenceOptions = %+v, %v", o, err)
 				}
-				signing, err := m.Ring().Signing(m.Ring()[len(tt.keys)].Sign)
-				if err != nil || signing.KeyID != m.Ring()[len(tt.keys)].KeyID || len(signing.KeyID) != 43 {
-					t.Errorf("%q signs, %v", signing.KeyID, err)
+				if own := o.Keys[len(tt.keys)]; own.Private == nil || len(own.KeyID) != 43 {
+					t.Errorf("%q signs", own.KeyID)
+				}
+				store, err := boltstore.Open(boltstore.Options{Dir: t.TempDir()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer store.Close()
+				s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.DiscardHandler)}
+				if m, err := s.newMinter(o); err != nil || m == nil {
+					t.Errorf("newMinter = %v, %v", m, err)
 				}
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), tt.idKey) && len(tt.idKey) > 2 {
-				t.Errorf("newMinter = %v, want %s", err, tt.want)
+				t.Errorf("evidenceOptions = %v, want %s", err, tt.want)
 			}
 		})
 	}
@@ -108,8 +135,46 @@ func TestMinter(t *testing.T) {
 			t.Errorf("%s: %v, %v", tt.name, known, err)
 		}
 	}
-	s := &sidecar{}
-	if m, err := s.newMinter(config.Default(), &secrets{}); m != nil || err != nil {
+	if o, err := evidenceOptions(config.Default(), &secrets{}); o != nil || err != nil {
+		t.Errorf("without an issuer: %v, %v", o, err)
+	}
+	if m, err := new(sidecar).newMinter(nil); m != nil || err != nil {
 		t.Errorf("without an issuer: %v, %v", m, err)
+	}
+}
+
+// TestEvidenceIsCheckedFirst has a start, and a check, find that keys can't be used
+// before there is a store.
+func TestEvidenceIsCheckedFirst(t *testing.T) {
+	dir := keyFiles(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{
+		"secret":    strings.Repeat("0f", 32),
+		"good.yaml": "",
+		"bad.yaml":  ", revoked: [{keyId: " + thumbprint(t, at("key.pub")) + ", at: 2026-11-01T00:00:00Z}]",
+	} {
+		if strings.HasSuffix(name, ".yaml") {
+			text = "host: {id: h, wellKnownUrl: https://h.example.com/.well-known/openwop}\n" +
+				"ingress: {upstream: http://127.0.0.1:1, listen: 127.0.0.1:0}\negress: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n" +
+				"ancestry: {store: {bolt: {dir: " + at("store of "+name) + "}}}\n" +
+				"evidence: {issuer: https://h.example.com, key: {file: " + at("key.pem") + "}, idKey: {file: " + at("secret") + "}" + text + "}\n"
+		}
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const want = "is revoked, and is to sign"
+	for _, command := range []string{"check", "serve"} {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), []string{command, "-config", at("bad.yaml")}, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s = %d, %s, want %s", command, code, &stderr, want)
+		}
+	}
+	if _, err := os.Stat(at("store of bad.yaml")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a store was made: %v", err)
+	}
+	var stdout, stderr bytes.Buffer
+	if code := run(t.Context(), []string{"check", "-config", at("good.yaml")}, &stdout, &stderr); code != 0 {
+		t.Errorf("check = %d, %s", code, &stderr)
 	}
 }

@@ -127,12 +127,16 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 		return err
 	}
 	s.secrets.Store(sec)
+	signing, err := evidenceOptions(c, sec)
+	if err != nil {
+		return err
+	}
 	if s.store, err = open(c, s.log); err != nil {
 		return err
 	}
 	s.countFullJournal()
 	s.recorder = ancestry.NewRecorder(s.store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
-	if s.minter, err = s.newMinter(c, sec); err != nil {
+	if s.minter, err = s.newMinter(signing); err != nil {
 		return err
 	}
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
@@ -156,10 +160,11 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 		Findings:   func(ids ...ancestry.RunID) (any, bool) { return s.proxy.Findings(ids...) },
 		Registerer: s.metrics, Logger: s.log,
 	})
-	if err == nil {
-		s.inbound, err = s.published(c, s.api.Wrap(s.proxy.Ingress()))
+	if err != nil {
+		return err
 	}
-	return err
+	s.inbound = s.published(s.api.Wrap(s.proxy.Ingress()))
+	return nil
 }
 
 // run serves until ctx ends, then stops in the order that loses nothing: unready
