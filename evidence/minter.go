@@ -74,6 +74,7 @@ type Minter struct {
 	pending map[string]int     // by workflow: steps whose end is not stored yet, nor lost
 	card    string             // digest of the host's own; empty: not known
 	calls   map[string][]*Step // of open steps, by their names
+	sealed  map[string]int     // receipts that others have and the store has not, by workflow
 	lost    map[string]bool    // workflows that have lost receipts, for the store to know
 	// owed are those that the store is just being told of, and the workflows of a
 	// batch that it did not take at once.
@@ -88,10 +89,17 @@ type entry struct {
 	count int    // how often progress was told of; 0: it is of no interest
 
 	upstream []peac.Carrier // receipts of others that were on the answer
+	seal     *seal          // nil: it is signed by Run alone
 
 	// Of a task: digests of the cards of who has handed it over, and to whom; empty:
 	// not known.
 	from, to string
+}
+
+// seal is what has come of signing a receipt ahead of Run.
+type seal struct {
+	tried   chan struct{} // closed at the end
+	receipt Receipt       // empty: nothing
 }
 
 // New checks o and returns a Minter. Nothing is signed until Run is called.
@@ -115,7 +123,7 @@ func New(o Options) (*Minter, error) {
 	if o.Live == nil {
 		o.Live = func(string, map[ancestry.RunID]bool) bool { return false }
 	}
-	m := &Minter{o: o, issuer: i, queue: make(chan *entry, o.Queue), accounts: make(chan struct{}, 1), lost: map[string]bool{}, pending: map[string]int{}, calls: map[string][]*Step{}}
+	m := &Minter{o: o, issuer: i, queue: make(chan *entry, o.Queue), accounts: make(chan struct{}, 1), lost: map[string]bool{}, pending: map[string]int{}, calls: map[string][]*Step{}, sealed: map[string]int{}}
 	m.metrics = newMetrics(o.Registerer, func() int { return len(m.queue) })
 	m.contexts = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitContexts))
 	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
@@ -230,17 +238,60 @@ func (m *Minter) unnameLocked(s *Step) {
 func (m *Minter) End(s *Step, o Observed) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s.ended {
-		return
+	if !s.ended {
+		m.takeLocked(m.endLocked(s, o))
 	}
+}
+
+// endLocked ends s, and returns what is to be told of that.
+func (m *Minter) endLocked(s *Step, o Observed) *entry {
 	s.ended = true
 	m.open--
 	m.unnameLocked(s)
 	if s.cancelled && o.Outcome != OK && o.Outcome != Rejected {
 		o.Outcome = Cancelled
 	}
-	m.takeLocked(&entry{step: s, o: o, upstream: s.upstream})
+	e := &entry{step: s, o: o, upstream: s.upstream}
 	s.upstream = nil
+	return e
+}
+
+// Seal signs at once how the exchange of a step has ended, for the answer to bear, and
+// returns the receipt and its reference. It is stored with the others, and End adds
+// nothing to it. Seal returns nothing, and leaves all to End, under Strict, whose
+// receipts are for nobody in particular, where states of the step were told before or
+// its parents are for the store to tell, and where there is no room; and nothing where
+// nobody can sign now, which is tried again later.
+func (m *Minter) Seal(s *Step, o Observed) (ref, jws string) {
+	e := m.reserve(s, o)
+	if e == nil {
+		return "", ""
+	}
+	defer close(e.seal.tried) // after a fault, too
+	r, err := m.sign(e)
+	if err != nil {
+		return "", ""
+	}
+	ref = s.prev
+	m.mu.Lock()
+	e.seal.receipt = r
+	m.sealed[s.Workflow]++
+	m.mu.Unlock()
+	return ref, r.JWS
+}
+
+// reserve ends s, if Seal may, and queues what is to be told of that, which is signed
+// while it waits: what is told of the step later comes behind it.
+func (m *Minter) reserve(s *Step, o Observed) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.o.Privacy == Strict || m.stopped || s.ended || s.states > 0 || s.lacks > 0 || len(m.queue) == cap(m.queue) {
+		return nil
+	}
+	e := m.endLocked(s, o)
+	e.seal = &seal{tried: make(chan struct{})}
+	m.queue <- e // nobody else has filled it
+	return e
 }
 
 // takeLocked takes what is to be told of a step, to everybody that it is to be told
@@ -353,8 +404,7 @@ func (m *Minter) batch(e *entry) []*entry {
 func (m *Minter) keep(ctx context.Context, batch []*entry) {
 	receipts, signed := make([]Receipt, 0, len(batch)), batch[:0]
 	for _, e := range batch {
-		m.recall(ctx, e.step)
-		r, err := m.sign(e)
+		r, err := m.receipt(ctx, e)
 		m.release(e)
 		if err != nil {
 			m.o.Logger.ErrorContext(ctx, "receipt not signed", "peac_workflow_id", e.step.Workflow, "peac_step_id", e.step.Step, "trace_id", traceOf(e), "err", err)
@@ -377,6 +427,17 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 		return
 	}
 	m.metrics.receipts.Add(float64(len(receipts)))
+}
+
+// receipt returns what Seal has signed of e, or signs it.
+func (m *Minter) receipt(ctx context.Context, e *entry) (Receipt, error) {
+	if e.seal != nil {
+		if <-e.seal.tried; e.seal.receipt.JWS != "" {
+			return e.seal.receipt, nil
+		}
+	}
+	m.recall(ctx, e.step)
+	return m.sign(e)
 }
 
 // sign returns the receipt of e.
@@ -435,6 +496,13 @@ func (m *Minter) settled(signed []*entry, stored bool) {
 	defer m.mu.Unlock()
 	for _, e := range signed {
 		m.doneLocked(e)
+		if e.seal == nil || e.seal.receipt.JWS == "" {
+			continue
+		}
+		w := e.step.Workflow
+		if m.sealed[w]--; m.sealed[w] == 0 {
+			delete(m.sealed, w)
+		}
 	}
 	if !stored {
 		for workflow := range m.owed {
@@ -445,11 +513,11 @@ func (m *Minter) settled(signed []*entry, stored bool) {
 }
 
 // misses says whether the store has yet to hear of a workflow's receipts: that some
-// were lost, or of those that it did not take.
+// were lost, of those that it did not take, or of those that others have already.
 func (m *Minter) misses(workflow string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.lost[workflow] || m.lost[""] || m.owed[workflow] || m.owed[""]
+	return m.lost[workflow] || m.lost[""] || m.owed[workflow] || m.owed[""] || m.sealed[workflow] > 0
 }
 
 // Back-off between attempts at a store that fails.

@@ -5,7 +5,9 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -247,6 +249,116 @@ func TestCarried(t *testing.T) {
 	}
 }
 
+// TestSeal has the receipt of a step be there before its exchange has ended, and what is
+// told of the step later follow on it.
+func TestSeal(t *testing.T) {
+	of := newOffice(t)
+	run := of.Open("run_1", Origin{})
+	s, other := of.Arrive(run, Place{}, time.Now()), of.Arrive(run, Place{}, time.Now())
+	of.State(other, "working", ended(Ongoing))
+	if ref, jws := of.Seal(other, ended(OK)); ref+jws != "" {
+		t.Error("a receipt was made before one that comes before it")
+	}
+	ref, jws := of.Seal(s, ended(Ongoing))
+	if again, _ := of.Seal(s, ended(OK)); again != "" {
+		t.Error("a step has ended twice")
+	}
+	of.State(s, "completed", ended(OK))
+	of.End(s, ended(Cancelled)) // it has ended
+	of.End(other, ended(OK))
+	if !of.misses(run.Workflow) {
+		t.Error("a workflow could be summed up without what others have of it")
+	}
+	of.work()
+	of.stop()
+	if of.misses(run.Workflow) {
+		t.Error("nothing is missing")
+	}
+	receipts, external := of.receipts(t, run.Workflow)
+	if faults := peac.CheckSet(receipts, external); len(faults) > 0 || len(receipts) != 4 {
+		t.Errorf("%d receipts, faults %v", len(receipts), faults)
+	}
+	stored, _, err := of.store.Receipts(t.Context(), run.Workflow, "", 10)
+	if err != nil || !slices.ContainsFunc(stored, func(r Receipt) bool { return r.JWS == jws && r.ID == s.id && r.Run == "run_1" }) {
+		t.Errorf("%v: the receipt that was given away is not among %+v", err, stored)
+	}
+	if peac.ReceiptRef(jws) != ref {
+		t.Errorf("%s is named %s", jws, ref)
+	}
+	if !slices.ContainsFunc(receipts, func(r peac.Receipt) bool { return r.Workflow.PrevReceiptHash == ref }) {
+		t.Error("no state follows on the receipt that was given away")
+	}
+}
+
+// TestSealCannot leaves to End, or to Run, what can't be signed at once.
+func TestSealCannot(t *testing.T) {
+	var now time.Time
+	for _, tt := range []struct {
+		name    string
+		tune    func(*Options)
+		before  func(*office, *Run)
+		kept    int // receipts in the end
+		running bool
+	}{
+		{"strict", func(o *Options) { o.Privacy = Strict }, func(*office, *Run) {}, 1, true},
+		{"no room", func(o *Options) { o.Queue = 1 }, func(of *office, run *Run) { of.End(of.Leave(run, time.Now()), ended(OK)) }, 1, true},
+		{"a key whose time has not come", func(o *Options) {
+			now = time.Unix(1<<32, 0)
+			o.Keys[0].Sign, o.Now = time.Unix(1<<31, 0), func() time.Time { return now }
+		}, func(*office, *Run) { now = time.Unix(1<<30, 0) }, 1, true},
+		{"stopped", func(*Options) {}, func(of *office, _ *Run) { of.work(); of.stop() }, 0, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			of := newOffice(t, tt.tune)
+			run := of.Open("run_1", Origin{})
+			s := of.Arrive(run, Place{}, time.Now())
+			tt.before(of, run)
+			if ref, jws := of.Seal(s, ended(OK)); ref+jws != "" {
+				t.Errorf("Seal = %q, %q", ref, jws)
+			}
+			now = time.Unix(1<<32, 0)
+			of.End(s, ended(OK))
+			if tt.running {
+				of.work()
+				of.stop()
+			}
+			stored, _, err := of.store.Receipts(t.Context(), run.Workflow, "", 10)
+			if err != nil || len(stored) != tt.kept {
+				t.Errorf("%d receipts, %v, want %d", len(stored), err, tt.kept)
+			}
+		})
+	}
+}
+
+// TestSealAtOnce has many steps of a workflow sealed while others end and all is being
+// stored, and what is kept hold as a graph.
+func TestSealAtOnce(t *testing.T) {
+	of := newOffice(t)
+	of.work()
+	run := of.Open("run_1", Origin{})
+	var at sync.WaitGroup
+	for range 8 {
+		at.Go(func() {
+			for i := range 10 {
+				s := of.Arrive(run, Place{}, time.Now())
+				if i%2 == 0 {
+					if _, jws := of.Seal(s, ended(Ongoing)); jws == "" {
+						t.Error("a receipt is missing")
+					}
+				}
+				of.State(s, "working", ended(OK))
+				of.End(s, ended(OK))
+			}
+		})
+	}
+	at.Wait()
+	of.stop()
+	receipts, external := of.receipts(t, run.Workflow)
+	if faults := peac.CheckSet(receipts, external); len(faults) > 0 || len(receipts) != 8*10*2 {
+		t.Errorf("%d receipts, faults %v", len(receipts), faults)
+	}
+}
+
 // TestBounds counts what is cut.
 func TestBounds(t *testing.T) {
 	of := newOffice(t, func(o *Options) { o.States, o.Names = 2, 1 })
@@ -471,6 +583,19 @@ func BenchmarkSign(b *testing.B) {
 		if _, err := of.sign(&entry{step: of.Leave(run, time.Now()), o: o}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkSeal is what one exchange pays for a receipt in its answer.
+func BenchmarkSeal(b *testing.B) {
+	of := newOffice(b)
+	of.work()
+	defer of.stop()
+	run := of.Open("run_1", Origin{})
+	o := ended(OK)
+	b.ReportAllocs()
+	for b.Loop() {
+		of.Seal(of.Leave(run, time.Now()), o)
 	}
 }
 

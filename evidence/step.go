@@ -70,7 +70,7 @@ type Step struct {
 	upstream  []peac.Carrier
 	ended     bool
 
-	prev string // reference of the receipt before; owned by the goroutine that signs
+	prev string // reference of the receipt before; owned by who signs: Seal, and Run behind it
 }
 
 // Origin is what tells of the workflow of a run that begins.
