@@ -30,7 +30,7 @@ type edge struct {
 }
 
 // longestName bounds the names of edges; a test holds the tries to it.
-const longestName = 40
+const longestName = 48
 
 // on watches the member name.
 func on(name string, s slot, g guard, edges ...edge) edge {

@@ -25,7 +25,7 @@ func FuzzScan(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
-		for name, tree := range map[string]*node{"nothing": {}, "request": requestTree, "rest": paramsNode, "answer": answerTree, "bare": bareAnswerTree, "card": cardTree, "interface": interfaceTree, "discovery": discoveryTree, "events": eventsTree} {
+		for name, tree := range map[string]*node{"nothing": {}, "request": requestTree, "rest": paramsNode, "answer": answerTree, "bare": bareAnswerTree, "card": cardTree, "interface": interfaceTree, "discovery": discoveryTree, "events": eventsTree, "receipt of MCP": receiptTreeMCP, "receipt of A2A": receiptTreeA2A, "receipt over REST": receiptTreeREST, "holder": holderTree} {
 			d := doc{body: in}
 			switch got, valid := d.scan(tree), json.Valid(in); {
 			case got == RefusedTooDeep && deepest(in) <= maxDepth:
@@ -155,7 +155,7 @@ func TestScanDoesNotAllocate(t *testing.T) {
 
 // The scanner relies on what these tables say.
 func TestTrees(t *testing.T) {
-	for name, tree := range map[string]*node{"request": requestTree, "answer": answerTree, "bare": bareAnswerTree, "card": cardTree, "interface": interfaceTree, "discovery": discoveryTree, "events": eventsTree} {
+	for name, tree := range map[string]*node{"request": requestTree, "answer": answerTree, "bare": bareAnswerTree, "card": cardTree, "interface": interfaceTree, "discovery": discoveryTree, "events": eventsTree, "receipt of MCP": receiptTreeMCP, "receipt of A2A": receiptTreeA2A, "receipt over REST": receiptTreeREST, "holder": holderTree} {
 		// One slot may stand for one thing under several names, as long as they
 		// are the same leaf or lead to it: webhooks, and what A2A wraps.
 		holders := map[slot]string{}

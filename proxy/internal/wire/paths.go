@@ -89,7 +89,7 @@ const (
 	answerSlots
 )
 
-const slots = max(requestSlots, answerSlots, cardSlots, discoverySlots, eventSlots)
+const slots = max(requestSlots, answerSlots, cardSlots, discoverySlots, eventSlots, receiptSlots)
 
 const (
 	guardEnvelope guard = 1 << iota
