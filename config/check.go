@@ -38,6 +38,7 @@ func (d *decoder) checkEvidence(c *Config) {
 			{"evidence.key", e.Key.File != ""}, {"evidence.keyId", e.KeyID != ""}, {"evidence.keys", len(e.Keys) > 0},
 			{"evidence.revoked", len(e.Revoked) > 0}, {"evidence.idKey", !e.IDKey.IsZero()},
 			{"evidence.known", len(e.Known) > 0},
+			{"evidence.attach", e.Attach},
 		} {
 			if k.given {
 				d.refuse(k.key, what)

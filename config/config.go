@@ -410,6 +410,13 @@ type Evidence struct {
 	// answer is verified, and if it holds, that of the call depends on it. Others are
 	// referred to all the same. Default []. A change needs a restart.
 	Known []KnownIssuer `yaml:"known" restart:"yes"`
+	// Attach has the host's answers bear the receipts of their calls: in _meta of MCP,
+	// in metadata of A2A if the caller names the extension, in PEAC-Receipt of plain
+	// HTTP, in trailers of gRPC. Only whole answers that are no error and bear none
+	// get one; they wait until they are whole, at most limits.bodyPatience, and are
+	// signed before they go on. Under privacy strict none does: who reads an answer is
+	// not known, and a receipt can't be made to tell less. Default false.
+	Attach bool `yaml:"attach"`
 	// Queue is how many receipts may wait to be signed and stored; further ones are
 	// dropped and counted, and their workflow gets no summary. Default 8192; 1 to
 	// 1000000. A change needs a restart.

@@ -182,7 +182,7 @@ func TestEveryKey(t *testing.T) {
 				{File: "/etc/wopproxy/peac-2026-05.pem", KeyID: "2026-05", Retire: config.Time{Time: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
 				{File: "/run/secrets/peac-2027-02.pem", Sign: config.Time{Time: time.Date(2027, 2, 1, 12, 30, 0, 500e6, time.UTC)}},
 			},
-			IDKey: config.Secret{Env: "PEAC_ID_KEY"}, Privacy: config.PrivacyStrict, Queue: 12,
+			IDKey: config.Secret{Env: "PEAC_ID_KEY"}, Privacy: config.PrivacyStrict, Attach: true, Queue: 12,
 			Revoked: []config.RevokedKey{{KeyID: "2026-01", At: config.Time{Time: time.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)}, Reason: "superseded"}},
 			Known:   []config.KnownIssuer{{Issuer: "https://peer.example.com", File: "/etc/wopproxy/peer.jwks"}},
 		},

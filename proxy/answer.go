@@ -30,15 +30,28 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 	if !alone && a.ID != "" && a.ID != x.msg.ID {
 		return // on a stream that serves several requests
 	}
+	x.weigh(a)
 	x.learnTask(a)
-	x.errorCode, x.spoken = a.ErrorCode, x.spoken || a.BareMessage
 	x.endWithResult(a)
 	x.followAnswer(a)
-	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
-		x.answered = true
-	}
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" {
 		x.finish(x.errorType(a.ErrorCode, a.ToolError), a.ErrorCode, a.ErrorMessage)
+	}
+}
+
+// weigh says how the exchange stands with an answer. It may be done twice.
+func (x *exchange) weigh(a wire.Answer) {
+	switch {
+	case a.ResultType == "input_required":
+		x.stays = true
+	case a.State != "":
+		x.stays = !a.State.Terminal()
+	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
+		x.stays = true
+	}
+	x.errorCode, x.spoken = a.ErrorCode, x.spoken || a.BareMessage
+	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
+		x.answered = true
 	}
 }
 
@@ -47,18 +60,10 @@ func (x *exchange) take(a wire.Answer, alone, bare bool) {
 func lapsed(code string) bool { return code == "CANCELLED" || code == "DEADLINE_EXCEEDED" }
 
 // learnTask follows the task that a message tells of: its id is the host's own
-// id of the run, and its state says whether the run goes on.
+// id of the run.
 func (x *exchange) learnTask(a wire.Answer) {
-	switch {
-	case a.ResultType == "input_required":
-		x.stays = true
-		if len(a.RequestState) > 0 {
-			x.bind(x.requestStateKey(a.RequestState))
-		}
-	case a.State != "":
-		x.stays = !a.State.Terminal()
-	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
-		x.stays = true
+	if a.ResultType == "input_required" && len(a.RequestState) > 0 {
+		x.bind(x.requestStateKey(a.RequestState))
 	}
 	if x.asked != nil && a.TaskID != "" {
 		x.p.webhooks.Name(x.asked, a.TaskID)
@@ -156,9 +161,8 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		if x.head.openwop == openwop.Fork && x.failed != 0 {
 			x.p.watch.refused(x, data)
 		}
-		raw, ok := openwop.Created(data)
-		id, err := ancestry.ParseRunID(raw)
-		if !ok || err != nil || x.run == nil {
+		id, ok := x.created(data)
+		if !ok {
 			return
 		}
 		x.stays, x.answered = true, true
@@ -175,6 +179,13 @@ func (x *exchange) learnOpenWOP(data []byte) {
 		x.p.watch.see(data, x.head.v1, x.streamed, &x.checked)
 	}
 	x.learnEnd(data)
+}
+
+// created is the run that the host says it has created for this exchange.
+func (x *exchange) created(data []byte) (id ancestry.RunID, ok bool) {
+	raw, ok := openwop.Created(data)
+	id, err := ancestry.ParseRunID(raw)
+	return id, ok && err == nil && x.run != nil
 }
 
 // learnEnd ends the run that an answer about it shows to be over.

@@ -119,8 +119,9 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 		d.unread(why)
 		return nil, false
 	}
-	all, _ := x.readAnswer(resp)
+	all, _, why := x.readAnswer(resp, false)
 	if all == nil {
+		d.unread(why)
 		return nil, false
 	}
 	_ = resp.Body.Close() // it was read to its end
@@ -158,8 +159,9 @@ func (x *exchange) passFramed(resp *http.Response) {
 	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), mediaGRPC) || resp.Header["Grpc-Status"] != nil {
 		return // an error
 	}
-	all, rest := x.readAnswer(resp)
+	all, rest, why := x.readAnswer(resp, true)
 	if all == nil {
+		x.document.unread(why)
 		return
 	}
 	body, changed := all, false
@@ -173,32 +175,31 @@ func (x *exchange) passFramed(resp *http.Response) {
 	resp.Body = &behind{io.MultiReader(bytes.NewReader(body), rest), rest}
 }
 
-// readAnswer reads the body that a document stands in, or of gRPC its first
-// message, behind which is rest. If it can't, which is counted, all is nil and
-// the answer still has its body.
-func (x *exchange) readAnswer(resp *http.Response) (all []byte, rest io.ReadCloser) {
-	all, rest, why := readBody(resp.Body, x.document.framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience, &x.share)
+// readAnswer reads the body of an answer, or, framed, of gRPC its first message,
+// behind which is rest. If it can't, why is set, all is nil and the answer still has
+// its body.
+func (x *exchange) readAnswer(resp *http.Response, framed bool) (all []byte, rest io.ReadCloser, why wire.Refusal) {
+	all, rest, outcome := readBody(resp.Body, framed, resp.ContentLength, x.policy.InspectedBody, x.policy.BodyPatience, &x.share)
 	if all == nil {
 		resp.Body = rest
-		refusal := wire.RefusedCutOff
-		switch why {
+		why = wire.RefusedCutOff
+		switch outcome {
 		case bodyTooLarge:
 			x.p.metrics.limit(limitAnswer)
-			refusal = wire.RefusedTooLarge
+			why = wire.RefusedTooLarge
 		case bodyCrowded:
 			x.p.metrics.limit(limitBodies)
-			refusal = wire.RefusedTooLarge
+			why = wire.RefusedTooLarge
 		case bodySlow:
 			x.p.metrics.limit(limitSlowBody)
-			refusal = wire.RefusedSlow
+			why = wire.RefusedSlow
 		}
-		x.document.unread(refusal)
-		return nil, nil
+		return nil, nil, why
 	}
 	if rest == nil {
 		rest = resp.Body // at its end
 	}
-	return all, rest
+	return all, rest, ""
 }
 
 // vary adds name to the headers that the answer depends on.

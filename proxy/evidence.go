@@ -201,6 +201,9 @@ func (x *exchange) noteState(a wire.Answer) {
 	if m == nil || a.TaskID == "" || a.State == "" {
 		return
 	}
+	if x.deferState(a) {
+		return
+	}
 	if x.step != nil && x.asTask == "" { // a stream may speak of other tasks later
 		x.asTask = a.TaskID
 	}
@@ -230,12 +233,20 @@ func (x *exchange) findReceipt(h http.Header) {
 	}
 }
 
+// findReceipts tells of those in an answer, or an event of one.
+func (x *exchange) findReceipts(answer []byte) {
+	if x.step != nil && (x.attachment == nil || !x.attachment.looked) {
+		x.p.o.Evidence.Upstream(x.step, answer)
+	}
+}
+
 // endStep tells how the exchange has ended.
 func (x *exchange) endStep() {
 	m := x.p.o.Evidence
 	if m == nil {
 		return
 	}
+	x.endAttachment()
 	if x.step == nil && x.starts && x.outcome == outcomeRefused { // before it was of any run
 		x.step = m.Arrive(nil, x.carried, x.began)
 	}

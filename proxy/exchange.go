@@ -110,6 +110,8 @@ type exchange struct {
 	fetches bool           // the answer may be an agent card that evidence is made of
 	heard   overheard      // that card
 
+	attachment *attachment // ingress: the receipt of the step in the answer; nil: none is wanted
+
 	outcome   outcome
 	status    int        // of the answer
 	checked   *audit.Run // ingress: the events that the answer streams, while they are checked

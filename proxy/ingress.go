@@ -53,6 +53,7 @@ func (x *exchange) toHost(r *http.Request) *http.Request {
 	}
 	x.guard(func() { x.arrive(out) })
 	x.guard(func() { x.askForCard(r, out); x.askForDiscovery(r, out); x.askForCauses(r, out) })
+	x.guard(func() { x.wantsReceipt(r) })
 	x.prepare(out)
 	if x.starts && x.run != nil && x.policy.ProcessPerRun {
 		out = x.alone(out)
@@ -124,6 +125,7 @@ func (x *exchange) fromHost(resp *http.Response) {
 	if x.document != nil {
 		x.passDocument(resp)
 	}
+	x.attach(resp)
 	x.observe(resp)
 	if o, ok := resp.Body.(*observer); ok && o.parts == nil && o.want > 0 {
 		return // it waits with the first bytes, which the head leaves with: their links share a commit

@@ -78,6 +78,8 @@ type metrics struct {
 	discoveries *prometheus.CounterVec // outcome
 	annotations *prometheus.CounterVec // outcome
 	unreads     *prometheus.CounterVec // document, reason
+	attached    *prometheus.CounterVec // carrier
+	unattached  *prometheus.CounterVec // reason
 	subRuns     *prometheus.CounterVec // outcome
 	panics      prometheus.Counter
 	findings    *prometheus.CounterVec // rule
@@ -132,6 +134,8 @@ func newMetrics(reg prometheus.Registerer, live func() holdings) *metrics {
 		discoveries: counter("wopproxy_discovery_documents_total", "OpenWOP discovery documents of the host that were asked for, by what they were made to say.", "outcome"),
 		annotations: counter("wopproxy_causation_annotations_total", "Events that an event on another host is known to have caused, by what became of payload.causationHostId; and what could not be read to tell.", "outcome"),
 		unreads:     counter("wopproxy_unread_documents_total", "Documents and events of the host that would have been edited and passed as they were, for a fault in their form.", "document", "reason"),
+		attached:    counter("wopproxy_receipts_attached_total", "Answers of the host that bear the receipt of their exchange, by where they do.", "carrier"),
+		unattached:  counter("wopproxy_receipts_unattached_total", "Answers of the host that were to bear the receipt of their exchange and do not, by reason.", "reason"),
 		subRuns:     counter("wopproxy_sub_runs_total", "Runs that the host's event logs name as begun by another run inside the host, each time they do, by what was made of it.", "outcome"),
 		cards:       counter("wopproxy_agent_cards_total", "Agent cards of the host that were asked for, by what became of the host's own address in them.", "outcome"),
 		mcpServer:   operations("mcp_server_operation_duration_seconds", "MCP requests and notifications received by the host.", "mcp_method_name", "error_type", "rpc_response_status_code"),
@@ -214,10 +218,19 @@ func (m *metrics) resolve() {
 	for _, o := range wire.CausationOutcomes() {
 		m.annotations.WithLabelValues(string(o))
 	}
-	for _, d := range []string{documentCard, documentDiscovery, documentEvents, documentRun} {
+	for _, d := range []string{documentCard, documentDiscovery, documentEvents, documentRun, documentAnswer} {
 		for _, r := range wire.DocumentRefusals() {
 			m.unreads.WithLabelValues(d, string(r))
 		}
+	}
+	for _, c := range []receiptCarrier{carrierMCP, carrierA2A, carrierHeader, carrierGRPC} {
+		m.attached.WithLabelValues(string(c))
+	}
+	for _, r := range []unattached{
+		unattachedNoAnswer, unattachedUnasked, unattachedCarried, unattachedError, unattachedStream,
+		unattachedNoPlace, unattachedUnread, unattachedUnsigned, unattachedTooLong,
+	} {
+		m.unattached.WithLabelValues(string(r))
 	}
 	for _, o := range subRunOutcomes {
 		m.subRuns.WithLabelValues(string(o))
@@ -277,6 +290,7 @@ const (
 	documentDiscovery = "discovery"
 	documentEvents    = "events" // or one event of a stream
 	documentRun       = "run"    // the answer to who has created one
+	documentAnswer    = "answer" // to what was signed
 )
 
 // unread counts a document that passes as it is, for a fault in its form.

@@ -75,7 +75,7 @@ func (x *exchange) learn(data []byte, alone bool) {
 		x.learnOpenWOP(data)
 		return
 	}
-	bare := x.head.hints.REST || x.head.hints.GRPC != "" || x.msg.Protocol == wire.A2A && x.body == nil
+	bare := x.bare()
 	var a wire.Answer
 	var ok bool
 	if path := x.head.hints.GRPC; path != "" {
@@ -86,10 +86,15 @@ func (x *exchange) learn(data []byte, alone bool) {
 	if !ok {
 		return
 	}
-	if x.step != nil && (alone || bare || a.ID == x.msg.ID) {
-		x.p.o.Evidence.Upstream(x.step, data)
+	if alone || bare || a.ID == x.msg.ID {
+		x.findReceipts(data)
 	}
 	x.take(a, alone, bare)
+}
+
+// bare reports whether the answer has no envelope of JSON-RPC.
+func (x *exchange) bare() bool {
+	return x.head.hints.REST || x.head.hints.GRPC != "" || x.msg.Protocol == wire.A2A && x.body == nil
 }
 
 // learnStatus takes the status that ends an answer of gRPC from its trailers, or

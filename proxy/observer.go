@@ -48,6 +48,7 @@ func (o *observer) see(chunk []byte, last bool) {
 		if last && o.trailer != nil {
 			o.x.findReceipt(*o.trailer)
 			o.x.learnStatus(*o.trailer)
+			o.x.attachTrailer(*o.trailer)
 		}
 		return
 	}

@@ -32,6 +32,7 @@ type Policy struct {
 	PublicURL       *url.URL                   // where callers reach Ingress, for agent cards; nil: where each one says it did
 	KeepCards       bool                       // pass the host's agent cards as they are
 	OwnAddresses    func(hostport string) bool // addresses in agent cards that are the host, besides that of Options.Upstream; nil: none
+	AttachReceipts  bool                       // answers of the host bear the receipts of their steps, where Options.Evidence makes any; default: they pass as they are
 	StripSignatures bool                       // rewrite signed agent cards too, without their signatures; default: they pass as they are
 
 	Secret        string         // password that makes the user name of a proxy credential a run id; empty: none does
