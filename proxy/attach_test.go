@@ -28,9 +28,9 @@ func attaching(_ *Options, p *Policy) { p.AttachReceipts = true }
 var traceable = http.Header{"A2a-Extensions": {"https://a.example/ext/x, " + peac.TraceabilityExtension}}
 
 const (
-	askAgent = `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m-0123456789abcdef","role":"ROLE_USER","parts":[]}}}`
+	askAgent     = `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m-0123456789abcdef","role":"ROLE_USER","parts":[]}}}`
 	askAgentREST = `{"message":{"messageId":"m-0123456789abcdef","role":"ROLE_USER","parts":[]}}`
-	toolResult  = `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"1 < 2"}]}}`
+	toolResult   = `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"1 < 2"}]}}`
 )
 
 // bearers are what a host answers, and what becomes of the receipt: its carrier, and
