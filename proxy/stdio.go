@@ -338,8 +338,10 @@ func (s *stdio) forget(dir direction, id string) {
 	for _, c := range s.calls[dir][id].calls {
 		token := c.x.msg.ProgressToken
 		left := slices.DeleteFunc(s.tokens[dir][token], func(other *asked) bool { return other == c })
-		if s.tokens[dir][token] = left; len(left) == 0 {
+		if len(left) == 0 {
 			delete(s.tokens[dir], token)
+		} else {
+			s.tokens[dir][token] = left
 		}
 	}
 	delete(s.calls[dir], id)
