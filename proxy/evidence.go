@@ -313,7 +313,14 @@ func (x *exchange) outcomeOfStep() evidence.Outcome {
 	return evidence.OK
 }
 
-// stepAttributes are those of PEAC's conventions for spans.
+// stepAttributes are those of PEAC's conventions for spans, but for peac.record.ref:
+// the receipt is signed when the span has ended, and its correlation group names the
+// span. The span is a child of that of the first parent as far as the wire says so;
+// for links to those of the others, nothing here knows their spans.
 func stepAttributes(s *evidence.Step) []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String("peac.workflow_id", s.Workflow), attribute.String("peac.step_id", s.Step)}
+	a := []attribute.KeyValue{attribute.String("peac.workflow_id", s.Workflow), attribute.String("peac.step_id", s.Step)}
+	if s.Protocol == evidence.MCP || s.Protocol == evidence.A2A {
+		a = append(a, attribute.String("peac.framework", s.Protocol))
+	}
+	return a
 }

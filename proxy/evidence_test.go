@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
@@ -526,5 +527,54 @@ func TestEvidenceAfterARestart(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, toldOf(receipts)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEvidenceOnSpans has spans and receipts name each other: the span of a step says
+// which it is, and is a child of that of the step that led to it.
+func TestEvidenceOnSpans(t *testing.T) {
+	to := peer(t, benchAnswer)
+	var s *sidecar
+	host := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		s.askAs(t, r, "http://"+to+"/mcp", call)
+		benchAnswer(w, r)
+	})
+	f := newFile(t, "https://agent.example.com")
+	exporter, tracing := traces()
+	s = newSidecar(t, "agent.example.com", "http://"+host, f.tune, tracing)
+	for _, path := range []string{"/mcp", "/chat"} {
+		post(t, http.DefaultClient, s.ingress.URL+path, call, http.Header{"Content-Type": {"application/json"}})
+	}
+	s.handled.wait(t)
+	f.stop()
+	spans := map[string]tracetest.SpanStub{} // by step
+	said := map[string]map[string]string{}
+	for _, span := range exporter.GetSpans() {
+		of := map[string]string{}
+		for _, a := range span.Attributes {
+			of[string(a.Key)] = a.Value.String()
+		}
+		spans[of["peac.step_id"]], said[of["peac.step_id"]] = span, of
+	}
+	steps := 0
+	for _, run := range s.recorded(t) {
+		receipts, _ := f.of(t, run.Workflow)
+		for _, r := range receipts {
+			steps++
+			w, span := r.Workflow, spans[r.Workflow.StepID]
+			if of := said[w.StepID]; of["peac.workflow_id"] != w.WorkflowID || of["peac.framework"] != w.Framework {
+				t.Errorf("the span says %v, and the receipt %+v", of, w)
+			}
+			c := r.Claims.Extensions[peac.CorrelationGroup].(map[string]any)
+			if c["trace_id"] != span.SpanContext.TraceID().String() || c["span_id"] != span.SpanContext.SpanID().String() {
+				t.Errorf("the receipt says %v of %v", c, span.SpanContext)
+			}
+			if len(w.ParentStepIDs) > 0 && span.Parent.SpanID() != spans[w.ParentStepIDs[0]].SpanContext.SpanID() {
+				t.Errorf("the parent of the span of %+v is %v", w, span.Parent)
+			}
+		}
+	}
+	if steps != 4 || len(spans) != steps {
+		t.Errorf("%d steps, %d spans, want 4", steps, len(spans))
 	}
 }
