@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/boltstore"
+	"github.com/wopproxy/wopproxy/evidence"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
 
@@ -97,6 +99,16 @@ func unstored(t testing.TB) func(*Options, *Policy) {
 	return func(o *Options, _ *Policy) { o.Recorder = storeless{rec, commit} }
 }
 
+// signing tunes a sidecar to sign evidence, and to keep it on disk.
+func signing(b *testing.B) func(*Options, *Policy) {
+	store, err := boltstore.Open(boltstore.Options{Dir: b.TempDir()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { store.Close() })
+	return newFile(b, "https://agent.example.com", func(o *evidence.Options) { o.Store = store }).tune
+}
+
 func benchSidecar(b *testing.B, to string, tune ...func(*Options, *Policy)) *sidecar {
 	return newSidecar(b, "agent.example.com", "http://"+to, append(tune, unstored(b), func(o *Options, _ *Policy) { o.Quarantine = -1 })...)
 }
@@ -172,6 +184,22 @@ func BenchmarkExchange(b *testing.B) {
 			exchanges(b, tr, secure.URL+row.path, body, h)
 		})
 	}
+}
+
+// BenchmarkEvidence is the exchange of BenchmarkExchange with a receipt of each, which
+// is signed and stored on the side: its cost is in the figures, too.
+func BenchmarkEvidence(b *testing.B) {
+	to := peer(b, benchAnswer)
+	b.Run("ingress/MCP", func(b *testing.B) {
+		exchanges(b, direct(b), benchSidecar(b, to, signing(b)).ingress.URL+"/mcp", toolCall(1<<10), benchMCP)
+	})
+	b.Run("egress of a run/MCP", func(b *testing.B) {
+		tr := direct(b)
+		tr.Proxy = http.ProxyURL(benchSidecar(b, to, signing(b)).proxyURL())
+		h := benchMCP.Clone()
+		h.Set("Run-Id", "r-1")
+		exchanges(b, tr, "http://"+to+"/mcp", toolCall(1<<10), h)
+	})
 }
 
 // BenchmarkReadHead is what every request costs, whose ever it is.

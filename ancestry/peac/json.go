@@ -2,6 +2,7 @@ package peac
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -187,6 +188,11 @@ func (p *parser) array(depth int) (any, error) {
 }
 
 func (p *parser) text() (string, error) {
+	if n := plain(p.raw[p.at+1:]); n >= 0 {
+		s := string(p.raw[p.at+1:][:n])
+		p.at += n + 2
+		return s, nil
+	}
 	var b strings.Builder
 	start := p.at
 	bad := func(what string) (string, error) {
@@ -217,6 +223,20 @@ func (p *parser) text() (string, error) {
 		p.at += size
 	}
 	return bad("has no end")
+}
+
+// plain returns the length of the string that raw goes on with, if all of it stands
+// there as it is and is ASCII, or -1.
+func plain(raw []byte) int {
+	for i, c := range raw {
+		switch {
+		case c == '"':
+			return i
+		case c < ' ', c == '\\', c >= utf8.RuneSelf:
+			return -1
+		}
+	}
+	return -1
 }
 
 // escaped reads the escape at the start of raw: a rune and how long it was
@@ -352,9 +372,7 @@ func appendValue(b []byte, v any) []byte {
 		return append(b, ']')
 	}
 	o := v.(object)
-	names := slices.SortedFunc(maps.Keys(o), func(x, y string) int {
-		return slices.Compare(utf16.Encode([]rune(x)), utf16.Encode([]rune(y)))
-	})
+	names := slices.SortedFunc(maps.Keys(o), compareUnits)
 	b = append(b, '{')
 	for i, name := range names {
 		if i > 0 {
@@ -364,6 +382,26 @@ func appendValue(b []byte, v any) []byte {
 		b = appendValue(b, o[name])
 	}
 	return append(b, '}')
+}
+
+// compareUnits compares texts in UTF-8 by their UTF-16 code units. They sort as their
+// bytes do, but that a character of two units comes before those from U+E000 on that
+// have one.
+func compareUnits(x, y string) int {
+	const private, pairs = 0xee, 0xf0 // what the characters begin with
+	for i := range min(len(x), len(y)) {
+		a, b := x[i], y[i]
+		switch {
+		case a == b:
+			continue
+		case a >= pairs && private <= b && b < pairs:
+			return -1
+		case b >= pairs && private <= a && a < pairs:
+			return 1
+		}
+		return cmp.Compare(a, b)
+	}
+	return cmp.Compare(len(x), len(y))
 }
 
 func appendText(b []byte, s string) []byte {

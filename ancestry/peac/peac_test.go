@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -428,4 +429,17 @@ func testKey(name string) ed25519.PrivateKey {
 	d := [32]byte{}
 	copy(d[:], name)
 	return ed25519.NewKeyFromSeed(d[:])
+}
+
+// TestCompareUnits has texts sort by their UTF-16 code units, as ECMAScript's do.
+func TestCompareUnits(t *testing.T) {
+	texts := []string{"", "a", "ab", "b", "\x7f", "\u0080", "\u00e9", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uf900", "\ufffd", "\U00010000", "\U0001f600", "\U0010fffd", "a\ue000", "a\U00010000", "\ue000a", "\U00010000a", "\U0001f600a"}
+	for _, x := range texts {
+		for _, y := range texts {
+			want := slices.Compare(utf16.Encode([]rune(x)), utf16.Encode([]rune(y)))
+			if got := compareUnits(x, y); got != want {
+				t.Errorf("compareUnits(%q, %q) = %d, want %d", x, y, got, want)
+			}
+		}
+	}
 }

@@ -34,10 +34,12 @@ var pieces = []piece{
 	{"./ancestry", "ParseChain|ChainHeader|NewRunID|Wrap", "30ms", 0},
 	{"./ancestry/boltstore", "EncodeLink|DecodeLink", "30ms", 0},
 	{"./ancestry/boltstore", "RecordBatch", "20x", 0.05}, // it costs more the more there is
+	{"./evidence", "Observe|Sign", "30ms", 0.1}, // receipts say more now and then
 	{"./config", ".", "30ms", 0},
 	{"./proxy", "ReadHead", "30ms", 0},
 	{"./proxy", "Events", "30ms", 0.02},
 	{"./proxy", "Exchange", "50ms", 0.05},
+	{"./proxy", "Evidence", "50ms", 0.3}, // how much is signed meanwhile is chance
 }
 
 // times is how often each benchmark runs.
