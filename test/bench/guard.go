@@ -34,7 +34,7 @@ var pieces = []piece{
 	{"./ancestry", "ParseChain|ChainHeader|NewRunID|Wrap", "30ms", 0},
 	{"./ancestry/boltstore", "EncodeLink|DecodeLink", "30ms", 0},
 	{"./ancestry/boltstore", "RecordBatch", "20x", 0.05}, // it costs more the more there is
-	{"./evidence", "Observe|Sign", "30ms", 0.1}, // receipts say more now and then
+	{"./evidence", "Observe|Sign", "30ms", 0.1},          // receipts say more now and then
 	{"./config", ".", "30ms", 0},
 	{"./proxy", "ReadHead", "30ms", 0},
 	{"./proxy", "Events", "30ms", 0.02},
