@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -78,9 +79,15 @@ func (s signing) published(t testing.TB, at *sidecar) peac.KeySource {
 // it with what comes of checking it.
 func (s signing) evidence(t testing.TB, at *sidecar, run string, enough func(peac.Report) bool) (b peac.Bundle, report peac.Report) {
 	t.Helper()
+	return s.evidenceFor(t, at, run, "", enough)
+}
+
+// evidenceFor is evidence, of what was signed as query says.
+func (s signing) evidenceFor(t testing.TB, at *sidecar, run, query string, enough func(peac.Report) bool) (b peac.Bundle, report peac.Report) {
+	t.Helper()
 	keys := s.published(t, at)
 	if !poll(func() bool {
-		code, body := get(t, at.admin+"/ancestry/v1/runs/"+url.PathEscape(run)+"/evidence")
+		code, body := get(t, at.admin+"/ancestry/v1/runs/"+url.PathEscape(run)+"/evidence"+query)
 		if code != http.StatusOK {
 			return false
 		}
@@ -277,12 +284,89 @@ func handsOver(t *testing.T, from, to *peer, b peac.Bundle) {
 	}
 }
 
-// command has the program export the evidence of a run and verify it, whole and one
-// receipt of it.
-func (s signing) command(t *testing.T, p *peer, run string, b peac.Bundle) {
+// TestEvidenceForAnAudience has a host be handed what a strict wopproxy has signed for
+// it alone: it holds by itself, for PEAC's own packages too, is what that host's own
+// receipts follow, and shows nothing of what else was signed.
+func TestEvidenceForAnAudience(t *testing.T) {
+	n := node(t)
+	front, back := signs(t, "front.example.com"), signs(t, "tools.example.com")
+	front.settings["evidence.privacy"] = "strict"
+	p := newPeer(t, "front.example.com", front.settings)
+	tools := newToolServer(t, "tools.example.com", stateless, back.settings)
+	other := newPeer(t, "other.example.com")
+	other.does("help", help)
+	p.does("told", told(t, p, tools, other))
+	task := string(converseTwice(t, p))
+
+	const invoked = "org.peacprotocol/agent-action-invoked-observed"
+	own, _ := front.evidence(t, p.sidecar, task, func(r peac.Report) bool { return shape(r)[invoked] == 6 })
+	handed, report := front.evidenceFor(t, p.sidecar, task, "?audience="+url.QueryEscape(tools.ingress), func(r peac.Report) bool { return shape(r)[invoked] == 4 })
+	steps := map[string]bool{}
+	for _, s := range report.Steps {
+		if steps[s.ID] = true; len(s.Parents) > 0 {
+			t.Errorf("%s has parents: %v", s.ID, s.Parents)
+		}
+	}
+	more, _ := front.evidenceFor(t, p.sidecar, task, "?audience="+url.QueryEscape(other.ingress), func(r peac.Report) bool {
+		got := shape(r)
+		return got[peac.ActionDelegated] == 1 && got["dev.wopproxy/progress"] >= 3
+	})
+	inputs := map[string]signed{"own": {own, front.public()}, "handed": {handed, front.public()}, "more": {more, front.public()}}
+	calls, _ := tools.seen()
+	for _, c := range calls {
+		b, _ := back.evidence(t, tools.sidecar, c.run, func(r peac.Report) bool { return shape(r)[invoked] == len(calls) })
+		inputs["call "+c.run] = signed{b, back.public()}
+		if wfOf(t, b) != wfOf(t, handed) || len(b.ExternalStepIDs) != len(calls) || slices.ContainsFunc(b.ExternalStepIDs, func(id string) bool { return !steps[id] }) {
+			t.Errorf("call %s follows %v of %s, want %v of %s", c.run, b.ExternalStepIDs, wfOf(t, b), steps, wfOf(t, handed))
+		}
+	}
+	for name, fault := range n.verdicts(t, inputs) {
+		if fault != nil {
+			t.Errorf("%s: refused by PEAC's packages: %s", name, *fault)
+		}
+	}
+	seen := map[string]bool{}
+	for _, b := range []peac.Bundle{own, handed, more} {
+		ids := identifiers(t, b)
+		for id := range ids {
+			if seen[id] {
+				t.Errorf("%s is in what two may read", id)
+			}
+		}
+		maps.Copy(seen, ids)
+	}
+	front.command(t, p, task, handed, "-audience", tools.ingress)
+	refused := execute(t, "evidence", "export", calls[0].run, "-admin", tools.admin, "-audience", p.ingress)
+	if err := refused.success(t); err == nil || !strings.Contains(refused.stderr.String(), "that takes evidence.privacy: strict") {
+		t.Errorf("where no audience has receipts of its own: %s", refused.stderr)
+	}
+}
+
+// identifiers are what can tell that receipts are of the same thing.
+func identifiers(t testing.TB, b peac.Bundle) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	for _, jws := range append(slices.Clone(b.Receipts), b.Summary) {
+		for _, text := range []string{payloadOf(t, jws), peac.ReceiptRef(jws)} {
+			for _, id := range identifier.FindAllString(text, -1) {
+				found[id] = true
+			}
+		}
+	}
+	if len(found) < 2*len(b.Receipts) {
+		t.Errorf("only %d identifiers in %d receipts", len(found), len(b.Receipts))
+	}
+	return found
+}
+
+var identifier = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}`)
+
+// command has the program export the evidence of a run, as the flags in of say, and
+// verify it, whole and one receipt of it.
+func (s signing) command(t *testing.T, p *peer, run string, b peac.Bundle, of ...string) {
 	t.Helper()
 	for _, flags := range [][]string{nil, {"-proof", peac.ReceiptRef(b.Receipts[0])}} {
-		export := execute(t, slices.Concat([]string{"evidence", "export", run, "-admin", p.admin}, flags)...)
+		export := execute(t, slices.Concat([]string{"evidence", "export", run, "-admin", p.admin}, of, flags)...)
 		if err := export.success(t); err != nil {
 			t.Fatal(err)
 		}
