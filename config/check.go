@@ -37,7 +37,7 @@ func (d *decoder) checkEvidence(c *Config) {
 		}{
 			{"evidence.key", e.Key.File != ""}, {"evidence.keyId", e.KeyID != ""}, {"evidence.keys", len(e.Keys) > 0},
 			{"evidence.revoked", len(e.Revoked) > 0}, {"evidence.idKey", !e.IDKey.IsZero()},
-			{"evidence.known", len(e.Known) > 0},
+			{"evidence.digests", e.Digests}, {"evidence.known", len(e.Known) > 0},
 			{"evidence.attach", e.Attach},
 		} {
 			if k.given {
@@ -54,6 +54,9 @@ func (d *decoder) checkEvidence(c *Config) {
 		d.refuse("evidence.idKey", "required by evidence.issuer, write {file: PATH} of what openssl rand -hex 32 has made")
 	case e.IDKey.File != "" && e.IDKey.File == e.Key.File:
 		d.refuse("evidence.idKey", "%s is evidence.key, make a secret of its own with openssl rand -hex 32", e.IDKey.File)
+	}
+	if e.Digests && e.Privacy == PrivacyStrict {
+		d.refuse("evidence.digests", "evidence.privacy is strict, which tells none, remove it or write another privacy")
 	}
 	d.checkKeys(e)
 	d.checkRevoked(e)

@@ -406,6 +406,11 @@ type Evidence struct {
 	// kind of a call and its trace, open names the tool. Default balanced. A change
 	// needs a restart.
 	Privacy Privacy `yaml:"privacy" enum:"strict|balanced|open" restart:"yes"`
+	// Digests has receipts tell the SHA-256 of requests and answers of MCP and A2A that
+	// are read whole, up to 1 MiB, and of longer ones that of the first 1 MiB. Who
+	// guesses a body can see that it was the one. Not with privacy strict. Default
+	// false. A change needs a restart.
+	Digests bool `yaml:"digests" restart:"yes"`
 	// Known are other issuers, with their keys. A receipt of theirs that comes with an
 	// answer is verified, and if it holds, that of the call depends on it. Others are
 	// referred to all the same. Default []. A change needs a restart.

@@ -182,7 +182,7 @@ func TestEveryKey(t *testing.T) {
 				{File: "/etc/wopproxy/peac-2026-05.pem", KeyID: "2026-05", Retire: config.Time{Time: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
 				{File: "/run/secrets/peac-2027-02.pem", Sign: config.Time{Time: time.Date(2027, 2, 1, 12, 30, 0, 500e6, time.UTC)}},
 			},
-			IDKey: config.Secret{Env: "PEAC_ID_KEY"}, Privacy: config.PrivacyStrict, Attach: true, Queue: 12,
+			IDKey: config.Secret{Env: "PEAC_ID_KEY"}, Privacy: config.PrivacyOpen, Digests: true, Attach: true, Queue: 12,
 			Revoked: []config.RevokedKey{{KeyID: "2026-01", At: config.Time{Time: time.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)}, Reason: "superseded"}},
 			Known:   []config.KnownIssuer{{Issuer: "https://peer.example.com", File: "/etc/wopproxy/peer.jwks"}},
 		},
@@ -327,7 +327,7 @@ func TestRestartKeys(t *testing.T) {
 	}
 	want := []string{
 		"host.id", "host.wellKnownUrl", "ingress.listen", "ingress.transparent", "ingress.upstream", "ingress.grpcUpstream", "egress.listen", "egress.transparent", "egress.ca.cert", "egress.ca.key", "egress.ca.create", "egress.ca.bundle", "egress.roots", "admin.listen", "admin.health", "admin.pprof",
-		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "evidence.issuer", "evidence.key.file", "evidence.keyId", "evidence.keys", "evidence.revoked", "evidence.idKey", "evidence.privacy", "evidence.known", "evidence.queue",
+		"ancestry.store.bolt.dir", "ancestry.store.bolt.journal", "ancestry.retention.age", "ancestry.retention.links", "ancestry.auth.mode", "evidence.issuer", "evidence.key.file", "evidence.keyId", "evidence.keys", "evidence.revoked", "evidence.idKey", "evidence.privacy", "evidence.digests", "evidence.known", "evidence.queue",
 		"runs.ttl",
 		"attribution.singleFlight", "attribution.quarantine", "attribution.echoedIds", "attribution.webhookTTL",
 		"tracing.otlp.endpoint", "tracing.otlp.protocol", "tracing.otlp.headers", "tracing.otlp.timeout", "tracing.sample", "tracing.taskTTL",

@@ -21,6 +21,7 @@ const (
 	limitUpstream = "upstream" // of a receipt of another the reference alone was kept
 	limitCards    = "cards"    // the card of an agent was forgotten for another's
 	limitRuns     = "runs"     // a run that was resumed was forgotten for another, and is looked up anew
+	limitBodies   = "bodies"   // a digest is missing, for too many bodies waited
 	limitCalls    = "calls"    // too many go on for one to be known by its name
 )
 
@@ -49,7 +50,7 @@ func newMetrics(reg prometheus.Registerer, queued func() int) metrics {
 	for _, r := range []dropReason{dropQueueFull, dropInvalid, dropStopped, dropStoreError} {
 		m.dropped.WithLabelValues(string(r))
 	}
-	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream, limitCards, limitCalls, limitRuns} {
+	for _, l := range []string{limitParents, limitStates, limitContexts, limitTasks, limitUpstream, limitCards, limitCalls, limitRuns, limitBodies} {
 		m.limits.WithLabelValues(l)
 	}
 	for _, v := range []verdict{verdictVerified, verdictUnknown, verdictReference, verdictRefused} {

@@ -40,6 +40,11 @@ type Options struct {
 	// verified, and those that hold are what ours depends on.
 	Known map[string]peac.JWKS
 
+	// Digests has receipts tell those of the bodies that were seen whole, or of their
+	// beginnings. Who guesses a body can see that it was the one. Not under Strict.
+	Digests   bool
+	MaxBodies int // bytes of bodies that may wait for it; default 16 MiB
+
 	Queue       int              // receipts that may wait to be signed and stored; default 8192
 	States      int              // states of a task that are told of one step, at most; default 32
 	MaxUpstream int              // bytes of the receipts of others that may wait with ours; default 4 MiB
@@ -70,6 +75,7 @@ type Minter struct {
 	mu      sync.Mutex
 	stopped bool               // nothing is taken any more
 	held    int                // bytes of the receipts of others that wait
+	waiting int                // bytes of bodies that do
 	open    int                // steps that have begun and not ended
 	pending map[string]int     // by workflow: steps whose end is not stored yet, nor lost
 	card    string             // digest of the host's own; empty: not known
@@ -86,7 +92,8 @@ type entry struct {
 	step  *Step
 	o     Observed
 	state string // of the task; empty: the step has ended
-	count int    // how often progress was told of; 0: it is of no interest
+	bodies
+	count int // how often progress was told of; 0: it is of no interest
 
 	upstream []peac.Carrier // receipts of others that were on the answer
 	seal     *seal          // nil: it is signed by Run alone
@@ -102,6 +109,11 @@ type seal struct {
 	receipt Receipt       // empty: nothing
 }
 
+// bodies are those of an exchange that digests are to be made of.
+type bodies struct{ request, response Body }
+
+func (b *bodies) size() int { return len(b.request.Seen) + len(b.response.Seen) }
+
 // New checks o and returns a Minter. Nothing is signed until Run is called.
 func New(o Options) (*Minter, error) {
 	if o.Store == nil {
@@ -116,6 +128,8 @@ func New(o Options) (*Minter, error) {
 	o.States = cmp.Or(o.States, 32)
 	o.Names = cmp.Or(o.Names, 10_000)
 	o.MaxUpstream = cmp.Or(o.MaxUpstream, 4<<20)
+	o.MaxBodies = cmp.Or(o.MaxBodies, 16<<20)
+	o.Digests = o.Digests && o.Privacy != Strict // they would show that two have seen the same
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
@@ -253,7 +267,26 @@ func (m *Minter) endLocked(s *Step, o Observed) *entry {
 	}
 	e := &entry{step: s, o: o, upstream: s.upstream}
 	s.upstream = nil
+	m.holdLocked(e)
 	return e
+}
+
+// Digests reports whether bodies are to be told of.
+func (m *Minter) Digests() bool { return m.o.Digests }
+
+// holdLocked has e wait with the bodies that were observed, if there is room for them.
+func (m *Minter) holdLocked(e *entry) {
+	of := bodies{e.o.Request, e.o.Response}
+	e.o.Request, e.o.Response = Body{}, Body{}
+	if !m.o.Digests {
+		return
+	}
+	if m.waiting+of.size() > m.o.MaxBodies {
+		m.metrics.limits.WithLabelValues(limitBodies).Inc()
+		return
+	}
+	m.waiting += of.size()
+	e.bodies = of
 }
 
 // Seal signs at once how the exchange of a step has ended, for the answer to bear, and

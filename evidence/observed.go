@@ -56,7 +56,40 @@ type Observed struct {
 	Callee    string // who was called: its hostId, where that is known, or its origin
 	Task      string // of A2A or MCP: the task that a state is of
 	Card      *Card  // the agent card that was fetched; nil: none was
+	Request   Body   // with Options.Digests, as it came to the host or left it
+	Response  Body   // likewise
 	Ended     time.Time
+}
+
+// Body is as much of one as digests are made of. It must not change.
+type Body struct {
+	Seen  []byte // from its beginning; nil: nothing is told of it
+	Whole bool   // that is all of it
+}
+
+// The bodies, or beginnings, that digests are of.
+const (
+	MaxBody = 1 << 20 // no more need be kept
+	minBody = 64 << 10
+)
+
+// digest is that of the body where all of it was seen, and else of so much of its
+// beginning as another reader can cut off, too; nil: there was less.
+func (b Body) digest() *peac.Digest {
+	alg, seen := "sha-256", b.Seen
+	switch n := len(seen); {
+	case seen == nil:
+		return nil
+	case b.Whole && n <= MaxBody:
+	case n >= MaxBody:
+		alg, seen = "sha-256:trunc-1m", seen[:MaxBody]
+	case n >= minBody:
+		alg, seen = "sha-256:trunc-64k", seen[:minBody]
+	default:
+		return nil
+	}
+	sum := sha256.Sum256(seen)
+	return &peac.Digest{Alg: alg, Value: hex.EncodeToString(sum[:])}
 }
 
 // CardPath is where an agent's card is, below whatever path the agent has.
@@ -99,7 +132,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 		Extensions: map[string]any{
 			peac.WorkflowGroup:    m.place(s, o),
 			peac.CorrelationGroup: m.correlation(s, o, others),
-			peac.ExchangeGroup:    exchange(s, o),
+			peac.ExchangeGroup:    exchange(s, o, e.bodies),
 		},
 	}
 	if o.Ended.Unix() > c.IssuedAt { // the clock was set back meanwhile
@@ -210,7 +243,7 @@ func (m *Minter) correlation(s *Step, o *Observed, others upstream) peac.Correla
 	return c
 }
 
-func exchange(s *Step, o *Observed) peac.Exchange {
+func exchange(s *Step, o *Observed, b bodies) peac.Exchange {
 	x := peac.Exchange{
 		V: 1, Direction: o.Direction, Protocol: o.Protocol, Outcome: string(o.Outcome),
 		DurationMS: max(o.Ended.Sub(s.began).Milliseconds(), 0), Evidence: string(o.Evidence),
@@ -221,6 +254,7 @@ func exchange(s *Step, o *Observed) peac.Exchange {
 	if n, err := strconv.ParseInt(o.Code, 10, 64); err == nil && n > -1<<53 && n < 1<<53 {
 		x.RPCCode = &n
 	}
+	x.RequestDigest, x.ResponseDigest = b.request.digest(), b.response.digest()
 	return x
 }
 

@@ -72,9 +72,10 @@ func (m *Minter) found(s *Step, found []peac.Carrier, refused int) {
 	}
 }
 
-// release makes room for the receipts of others that e has waited with.
+// release makes room for the receipts of others, and the bodies, that e has waited
+// with.
 func (m *Minter) release(e *entry) {
-	if len(e.upstream) == 0 {
+	if len(e.upstream) == 0 && e.size() == 0 {
 		return
 	}
 	m.mu.Lock()
@@ -86,7 +87,8 @@ func (m *Minter) releaseLocked(e *entry) {
 	for _, c := range e.upstream {
 		m.held -= len(c.JWS)
 	}
-	e.upstream = nil
+	m.waiting -= e.size()
+	e.upstream, e.bodies = nil, bodies{}
 }
 
 // judge verifies the receipts of others. One that fails is named all the same: that it

@@ -120,6 +120,7 @@ func TestUpstreamBound(t *testing.T) {
 	of.counts(t, `
 		# HELP wopproxy_evidence_limit_hits_total Bounds on what receipts tell that were reached.
 		# TYPE wopproxy_evidence_limit_hits_total counter
+		wopproxy_evidence_limit_hits_total{limit="bodies"} 0
 		wopproxy_evidence_limit_hits_total{limit="calls"} 0
 		wopproxy_evidence_limit_hits_total{limit="cards"} 0
 		wopproxy_evidence_limit_hits_total{limit="contexts"} 0

@@ -125,7 +125,7 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 		return nil, false
 	}
 	_ = resp.Body.Close() // it was read to its end
-	if x.fetches {
+	if x.hears() {
 		x.hear(all, true) // before it is edited
 	}
 	body = all

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"net/http"
 	"net/url"
 	"strings"
@@ -86,7 +87,7 @@ func (x *exchange) cancelStep() {
 
 // noteProgress tells of progress that the callee tells of on the stream of the request.
 func (x *exchange) noteProgress(a wire.Answer) {
-	if x.step != nil && a.ProgressToken != "" && a.ProgressToken == x.msg.ProgressToken {
+	if x.step != nil && x.msg.ProgressToken != "" && a.ProgressOf() == x.msg.ProgressToken {
 		x.p.o.Evidence.Progress(x.step, x.observed())
 	}
 }
@@ -151,11 +152,11 @@ func (x *exchange) discovers(r *http.Request) bool {
 // given of itself. A card speaks for the addresses at the place that it was fetched
 // from, and for no other.
 func (x *exchange) noteCard() {
-	card, ok := wire.ReadCard(x.heard.seen)
-	if !ok || !x.heard.whole {
+	card, ok := wire.ReadCard(x.heard.Seen)
+	if !ok || !x.heard.Whole {
 		return
 	}
-	m, ref := x.p.o.Evidence, evidence.CardRef(x.heard.seen)
+	m, ref := x.p.o.Evidence, evidence.CardRef(x.heard.Seen)
 	if x.dir == ingress {
 		m.Introduce("", ref)
 		return
@@ -177,22 +178,47 @@ func (x *exchange) noteCard() {
 
 // overheard is what was read of an answer's body, as it came.
 type overheard struct {
-	seen  []byte
-	whole bool // that is all of it
+	evidence.Body
+	cut bool // there is more, which is not kept
 }
 
-// maxHeard bounds what is kept of one.
-const maxHeard = 1 << 20
+// hears reports whether the body of the answer is kept until the exchange has ended.
+func (x *exchange) hears() bool {
+	return x.fetches || x.step != nil && x.p.o.Evidence.Digests()
+}
 
-// hear keeps the next part of the answer's body.
+// hear keeps the next part of the answer's body, as far as it is told of.
 func (x *exchange) hear(part []byte, last bool) {
 	h := &x.heard
-	fits := len(part) <= maxHeard-len(h.seen)
-	if !fits {
-		part = part[:maxHeard-len(h.seen)]
+	if h.cut {
+		return
 	}
-	h.seen = append(h.seen, part...)
-	h.whole = last && fits
+	n := min(len(part), evidence.MaxBody-len(h.Seen))
+	if !x.share.take(int64(n)) {
+		x.p.metrics.limit(limitBodies)
+		h.Seen, h.cut = nil, true
+		return
+	}
+	h.Seen = append(h.Seen, part[:n]...)
+	h.cut = n < len(part)
+	h.Whole = last && !h.cut
+}
+
+// request is what there is of the request's body: as the caller has sent it, or as the
+// callee gets it, so that both sides of a hop tell of the same.
+func (x *exchange) request() evidence.Body {
+	body := x.body
+	if x.dir == egress {
+		body = x.passed
+	}
+	if body == nil || x.rest != nil || x.pipe { // not read, or not to its end; or a line
+		return evidence.Body{}
+	}
+	b := evidence.Body{Seen: body[:min(len(body), evidence.MaxBody)], Whole: len(body) <= evidence.MaxBody}
+	if x.edited.has(body) {
+		b.Seen = bytes.Clone(b.Seen) // the memory is lent to others after this
+	}
+	return b
 }
 
 // noteState tells of the state of a task, in the step whose call has become it.
@@ -251,9 +277,13 @@ func (x *exchange) endStep() {
 		x.step = m.Arrive(nil, x.carried, x.began)
 	}
 	if x.step != nil {
-		m.End(x.step, x.observed())
+		o := x.observed()
+		if m.Digests() {
+			o.Request, o.Response = x.request(), x.heard.Body
+		}
+		m.End(x.step, o)
 	}
-	if x.heard.whole && x.fetches {
+	if x.heard.Whole && x.fetches {
 		x.noteCard()
 	}
 }

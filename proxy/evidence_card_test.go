@@ -90,7 +90,7 @@ func TestEvidenceOfACard(t *testing.T) {
 		{name: "no card", path: peac.CardPath, answer: `{"name":"b"}`},
 		{name: "two names", path: peac.CardPath, answer: strings.Replace(card, `"name"`, `"name":"a","name"`, 1)},
 		{name: "HTML", path: peac.CardPath, answer: "<p>" + card},
-		{name: "too long", path: peac.CardPath, answer: card + strings.Repeat(" ", maxHeard)},
+		{name: "too long", path: peac.CardPath, answer: card + strings.Repeat(" ", evidence.MaxBody)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var asked http.Header

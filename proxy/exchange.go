@@ -108,7 +108,8 @@ type exchange struct {
 	carried evidence.Place // ingress: the step of the caller's that led to it
 	asTask  string         // the task that the step has become
 	fetches bool           // the answer may be an agent card that evidence is made of
-	heard   overheard      // that card
+	heard   overheard      // that card, or what is told of by its digest
+	passed  []byte         // the body of the request, as the next hop gets it; nil: it was not read
 
 	attachment *attachment // ingress: the receipt of the step in the answer; nil: none is wanted
 
@@ -278,7 +279,7 @@ type behind struct {
 // counted.
 func (x *exchange) stamp(r *http.Request) {
 	body := x.body
-	defer func() { x.setBody(r, body) }()
+	defer func() { x.passed = body; x.setBody(r, body) }()
 	if x.head.sealed {
 		x.p.metrics.refused(x.dir, wire.RefusedSigned)
 		return

@@ -35,7 +35,7 @@ func (x *exchange) observe(resp *http.Response) {
 		return
 	}
 	o := &observer{ReadCloser: resp.Body, x: x, ctx: resp.Request.Context(), want: resp.ContentLength}
-	o.hears = x.fetches && x.heard.seen == nil && resp.StatusCode == http.StatusOK
+	o.hears = x.hears() && x.heard.Seen == nil && (!x.fetches || resp.StatusCode == http.StatusOK)
 	switch {
 	case x.head.hints.GRPC != "" && !strings.HasPrefix(contentType, mediaGRPC):
 		return // not the host's
@@ -110,8 +110,6 @@ func (x *exchange) learnStatus(h http.Header) {
 // end settles what is left when the response has been sent, or cannot be.
 func (x *exchange) end(r *http.Request) {
 	x.share.give()
-	x.edited.drop()
-	x.edited = nil
 	x.idle(r)
 	_ = x.lent.Close()
 	if x.served != nil {
@@ -126,6 +124,8 @@ func (x *exchange) end(r *http.Request) {
 	}
 	x.guard(x.endHandoff)
 	x.guard(x.endStep)
+	x.edited.drop()
+	x.edited = nil
 	x.p.metrics.exchanges.WithLabelValues(string(x.dir), x.protocol(), string(x.outcome)).Inc()
 	switch {
 	case x.outcome == outcomeUpstream:

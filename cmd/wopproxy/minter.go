@@ -35,7 +35,7 @@ func evidenceOptions(c *config.Config, sec *secrets) (*evidence.Options, error) 
 	}
 	o := &evidence.Options{
 		Issuer: c.Evidence.Issuer, Host: c.Host.ID, Keys: keys, IDKey: idKey,
-		Privacy: evidence.Privacy(c.Evidence.Privacy), Known: known, Queue: c.Evidence.Queue,
+		Privacy: evidence.Privacy(c.Evidence.Privacy), Digests: c.Evidence.Digests, Known: known, Queue: c.Evidence.Queue,
 	}
 	for _, k := range c.Evidence.Revoked {
 		o.Revoked = append(o.Revoked, peac.RevokedKey{KeyID: k.KeyID, RevokedAt: peac.FormatTime(k.At.Time), Reason: k.Reason})

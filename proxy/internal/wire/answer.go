@@ -30,14 +30,18 @@ type Answer struct {
 	State        State  // of the task; empty if the answer does not say
 	BareMessage  bool   // A2A: a message instead of a task
 
-	ProgressToken string // MCP: of the request whose progress a notification tells, in the form of Message.ProgressToken
-
 	TaskResult    bool // MCP: the result of the task comes along
 	TaskToolError bool // MCP: and has isError
 
 	// Batch has the first 64 messages of an array.
 	Batch []Answer
+
+	progress []byte // MCP: the token of the request whose progress a notification tells
 }
+
+// ProgressOf returns the token of the request whose progress a notification of MCP
+// tells, in the form of Message.ProgressToken; "": it tells of none.
+func (a *Answer) ProgressOf() string { return canonicalID(a.progress) }
 
 // ReadAnswer reads a response body, the data of a stream's event, or the body
 // of a webhook. bare says that there is no JSON-RPC envelope: A2A over REST, and
@@ -144,8 +148,8 @@ func (d *doc) readAnswerMCP(a *Answer) {
 	a.RequestState = d.bytes(atQuestionState)
 	a.TaskResult = d.first(atTaskResult) == '{'
 	a.TaskToolError = bytes.Equal(d.raw(atTaskIsError), []byte("true"))
-	if a.Kind == Notification && d.has(atToldProgress) && d.text(atMethod, maxName) == "notifications/progress" {
-		a.ProgressToken = d.canonicalID(atToldProgress)
+	if a.Kind == Notification && bytes.Equal(d.raw(atMethod), []byte(`"notifications/progress"`)) {
+		a.progress = d.raw(atToldProgress)
 	}
 	if d.first(atTaskWrapper) == '{' {
 		a.TaskID = d.text(atWrappedTaskID, maxID)

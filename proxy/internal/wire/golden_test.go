@@ -183,7 +183,7 @@ func describeAnswer(indent string, a Answer) string {
 	line("tool error", a.ToolError)
 	line("result type", a.ResultType)
 	line("request state", string(a.RequestState))
-	line("progress of", a.ProgressToken)
+	line("progress of", a.ProgressOf())
 	line("task", a.TaskID)
 	line("context", a.ContextID)
 	line("state", a.State)

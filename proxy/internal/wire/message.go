@@ -264,12 +264,14 @@ func (d *doc) kind() Kind {
 	return Notification
 }
 
-// canonicalID returns the id in s as JSON text, so that "1" and 1
+// canonicalID returns the id in s.
+func (d *doc) canonicalID(s slot) string { return canonicalID(d.raw(s)) }
+
+// canonicalID returns an id as JSON text, so that "1" and 1
 // differ while 1, 1.0 and 1e0 do not: some servers answer with another spelling
 // of the number. It is empty if there is no id, if it is neither string nor
 // number, or if it exceeds its bound.
-func (d *doc) canonicalID(s slot) string {
-	raw := d.raw(s)
+func canonicalID(raw []byte) string {
 	switch {
 	case len(raw) == 0 || len(raw) > maxID:
 		return ""
