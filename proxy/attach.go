@@ -214,7 +214,7 @@ func (x *exchange) attachInside(resp *http.Response, body []byte) []byte {
 // seal signs what was seen of the exchange so far, as its end.
 func (x *exchange) seal() (ref, jws string) {
 	x.attachment.why = unattachedUnsigned
-	return x.p.o.Evidence.Seal(x.step, x.observed())
+	return x.p.o.Evidence.Seal(x.step, x.observedEnd())
 }
 
 // sealShort is seal for what has to fit into a header.

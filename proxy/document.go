@@ -125,9 +125,6 @@ func (x *exchange) readDocument(resp *http.Response) (body []byte, changed bool)
 		return nil, false
 	}
 	_ = resp.Body.Close() // it was read to its end
-	if x.hears() {
-		x.hear(all, true) // before it is edited
-	}
 	body = all
 	x.guard(func() { body, changed = d.edit(all) })
 	if changed {
@@ -198,6 +195,9 @@ func (x *exchange) readAnswer(resp *http.Response, framed bool) (all []byte, res
 	}
 	if rest == nil {
 		rest = resp.Body // at its end
+	}
+	if x.hears() && !framed {
+		x.hear(all, true) // before it is edited
 	}
 	return all, rest, ""
 }

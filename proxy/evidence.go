@@ -190,7 +190,7 @@ func (x *exchange) hears() bool {
 // hear keeps the next part of the answer's body, as far as it is told of.
 func (x *exchange) hear(part []byte, last bool) {
 	h := &x.heard
-	if h.cut {
+	if h.cut || h.Whole {
 		return
 	}
 	n := min(len(part), evidence.MaxBody-len(h.Seen))
@@ -277,15 +277,20 @@ func (x *exchange) endStep() {
 		x.step = m.Arrive(nil, x.carried, x.began)
 	}
 	if x.step != nil {
-		o := x.observed()
-		if m.Digests() {
-			o.Request, o.Response = x.request(), x.heard.Body
-		}
-		m.End(x.step, o)
+		m.End(x.step, x.observedEnd())
 	}
 	if x.heard.Whole && x.fetches {
 		x.noteCard()
 	}
+}
+
+// observedEnd is what was seen of the exchange, with the bodies if they are told of.
+func (x *exchange) observedEnd() evidence.Observed {
+	o := x.observed()
+	if x.p.o.Evidence.Digests() {
+		o.Request, o.Response = x.request(), x.heard.Body
+	}
+	return o
 }
 
 // observed is what was seen of the exchange.

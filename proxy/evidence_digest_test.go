@@ -108,3 +108,26 @@ func TestEvidenceOfBodies(t *testing.T) {
 		})
 	}
 }
+
+// TestEvidenceOfBodiesWithAttachment has a receipt that rides on the answer tell the
+// digest of what the host has said.
+func TestEvidenceOfBodiesWithAttachment(t *testing.T) {
+	answer := ok(`{"content":[]}`)
+	host := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, answer)
+	})
+	f := newFile(t, "https://b.example.com", func(o *evidence.Options) { o.Digests = true })
+	s := newSidecar(t, "b.example.com", "http://"+host, f.tune, func(_ *Options, p *Policy) { p.AttachReceipts = true })
+	_, got := post(t, http.DefaultClient, s.ingress.URL+"/mcp", call, benchMCP)
+	s.handled.wait(t)
+	f.stop()
+	stored, _, err := f.Receipts(t.Context(), s.recorded(t)[0].Workflow, "", 10)
+	if err != nil || len(stored) != 1 || !strings.Contains(got, stored[0].JWS) {
+		t.Fatalf("%d receipts, %v, and the answer is %s", len(stored), err, got)
+	}
+	request, response := f.digests(t, s.recorded(t)[0].Workflow)
+	if request != "sha-256 "+sha256Of(call) || response != "sha-256 "+sha256Of(answer) {
+		t.Errorf("digests %s and %s", request, response)
+	}
+}
