@@ -243,7 +243,7 @@ func (a *API) evidence(r *http.Request) (any, error) {
 		return nil, badRequest("proof is the reference of a receipt: sha256: and 64 hex digits")
 	}
 	if r.Form.Has("audience") {
-		if q.Audience, err = parseOrigin(r.FormValue("audience")); err != nil {
+		if q.Audience, err = ParseOrigin(r.FormValue("audience")); err != nil {
 			return nil, err
 		}
 	}
@@ -254,10 +254,11 @@ func (a *API) evidence(r *http.Request) (any, error) {
 	return bundle, err
 }
 
-// parseOrigin reads an origin, as it is or with a slash behind it.
-func parseOrigin(s string) (*url.URL, error) {
+// ParseOrigin reads the origin of a host that was called, as it is or with a slash
+// behind it. That of a program which is called by its pipes is stdio://localhost.
+func ParseOrigin(s string) (*url.URL, error) {
 	u, err := url.Parse(strings.TrimSuffix(s, "/"))
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}) {
+	if err != nil || !slices.Contains([]string{"http", "https", "stdio"}, u.Scheme) || u.Hostname() == "" || u.User != nil || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}) {
 		return nil, badRequest("audience is an origin that was called, such as https://agent.example.com")
 	}
 	return u, nil

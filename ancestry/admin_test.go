@@ -155,6 +155,7 @@ func TestAdminEvidence(t *testing.T) {
 		"plain/evidence?proof=" + ref:                             `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"` + ref + `","Audience":null}`,
 		"plain/evidence?proof=x":                                  `{"error":"validation_error","message":"proof is the reference of a receipt: sha256: and 64 hex digits"}`,
 		"plain/evidence?audience=https://B.example.com:443/":      `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"","Audience":{"Scheme":"https","Opaque":"","User":null,"Host":"B.example.com:443","Path":"",`,
+		"plain/evidence?audience=stdio://localhost":               `{"Runs":["plain"],"After":"","Limit":1000,"Proof":"","Audience":{"Scheme":"stdio","Opaque":"","User":null,"Host":"localhost","Path":"",`,
 		"plain/evidence?audience=":                                `{"error":"validation_error","message":"audience is an origin that was called, such as https://agent.example.com"}`,
 		"plain/evidence?audience=b.example.com":                   `{"error":"validation_error","message":"audience is an origin`,
 		"plain/evidence?audience=https://b.example.com/agent":     `{"error":"validation_error","message":"audience is an origin`,

@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -14,14 +15,15 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-const evidenceManual = `evidence export RUN [-admin URL] [-audience ORIGIN] > FILE
+const evidenceManual = `evidence export RUN [-admin URL | -config FILE] [-audience ORIGIN] > FILE
        wopproxy evidence verify FILE|URL
 
 export asks a wopproxy, on its admin listener, for all that it has signed of the
 workflow of RUN, and prints it as one bundle, which verify reads. With -proof it is
 one receipt, and the proof that it is one of them. With -audience it is what was
 signed for ORIGIN alone, where that is asked of evidence.privacy: strict: of the calls
-to it, under ids that nobody else knows.
+to it, under ids that nobody else knows. With -config or -config-env it is read from
+the store that the configuration names, of a wopproxy that has stopped.
 
 verify checks a bundle of evidence (PEAC, wire format 0.2): that the issuer signed each
 receipt, that the steps make one workflow without a gap or a cycle, and that the
@@ -48,6 +50,7 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	admin := f.String("admin", "http://127.0.0.1:9090", "export: `URL` of the wopproxy's admin listener")
 	audience := f.String("audience", "", "export: the `origin` that the receipts are to be for, such as https://agent.example.com")
 	proof := f.String("proof", "", "export: the `reference` of the one receipt that is wanted")
+	from := sourceFlags(f)
 	timeout := f.Duration("timeout", 30*time.Second, "time for all that is fetched")
 	operands, err := parse(f, args, 2)
 	if err != nil {
@@ -57,7 +60,16 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	defer cancel()
 	switch operands[0] {
 	case "export":
-		return exportEvidence(ctx, stdout, *admin, operands[1], url.Values{"proof": {*proof}, "audience": {*audience}})
+		e := export{run: operands[1], audience: *audience, proof: *proof, admin: *admin, config: from}
+		f.Visit(func(f *flag.Flag) {
+			e.stopped = e.stopped || f.Name == "config" || f.Name == "config-env"
+			e.asked = e.asked || f.Name == "admin"
+		})
+		if e.stopped && e.asked {
+			fmt.Fprintln(stderr, "wopproxy evidence: say one of -admin and -config: who runs is asked, of who has stopped the store is read")
+			return errUsage
+		}
+		return e.print(ctx, stdout)
 	case "verify":
 	default:
 		fmt.Fprintf(stderr, "wopproxy evidence: %q is nothing that can be done, want export or verify\n", operands[0])
@@ -90,27 +102,70 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	return nil
 }
 
-// exportEvidence prints what the wopproxy at admin has signed of a run, of which query
-// says what is wanted.
-func exportEvidence(ctx context.Context, w io.Writer, admin, run string, query url.Values) error {
-	id, err := ancestry.ParseRunID(run)
+// export is what is wanted of the evidence of a run, and where it is.
+type export struct {
+	run, audience, proof string
+	admin                string // URL of the wopproxy that has it
+	config               func(lookupEnv) (configSource, error)
+	asked, stopped       bool // the flags name the one, or the other
+}
+
+// print prints it as one bundle.
+func (e export) print(ctx context.Context, w io.Writer) error {
+	id, err := ancestry.ParseRunID(e.run)
 	if err != nil {
 		return err
 	}
-	u, err := url.Parse(admin)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("-admin: %q is no http or https URL", admin)
+	read := e.ask
+	if e.stopped {
+		read = e.read
 	}
-	at := strings.TrimSuffix(u.String(), "/") + "/ancestry/v1/runs/" + url.PathEscape(string(id)) + "/evidence"
-	maps.DeleteFunc(query, func(_ string, v []string) bool { return v[0] == "" })
-	if len(query) > 0 {
-		at += "?" + query.Encode()
-	}
-	b, err := readBundle(ctx, at)
+	b, err := read(ctx, id)
 	if err != nil {
 		return err
 	}
 	return printJSON(w, b)
+}
+
+// ask asks the wopproxy that runs.
+func (e export) ask(ctx context.Context, run ancestry.RunID) (peac.Bundle, error) {
+	u, err := url.Parse(e.admin)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return peac.Bundle{}, fmt.Errorf("-admin: %q is no http or https URL", e.admin)
+	}
+	at := strings.TrimSuffix(u.String(), "/") + "/ancestry/v1/runs/" + url.PathEscape(string(run)) + "/evidence"
+	query := url.Values{}
+	for name, value := range map[string]string{"proof": e.proof, "audience": e.audience} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	if len(query) > 0 {
+		at += "?" + query.Encode()
+	}
+	return readBundle(ctx, at)
+}
+
+// read reads the store of one that has stopped.
+func (e export) read(ctx context.Context, run ancestry.RunID) (b peac.Bundle, err error) {
+	q := ancestry.EvidenceQuery{Runs: []ancestry.RunID{run}, Limit: maxBundled, Proof: e.proof}
+	if e.audience != "" {
+		if q.Audience, err = ancestry.ParseOrigin(e.audience); err != nil {
+			return b, err
+		}
+	}
+	src, err := e.config(os.LookupEnv)
+	if err != nil {
+		return b, err
+	}
+	c, err := src.load()
+	if err != nil {
+		return b, err
+	}
+	if b, err = storedEvidence(ctx, c, q); err == nil && b.Next != "" {
+		err = fmt.Errorf("%s: more than %d receipts, which a bundle can't have", run, maxBundled)
+	}
+	return b, err
 }
 
 // readBundle reads a bundle from a file or URL; from a URL, all pages of it. While

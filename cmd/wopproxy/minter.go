@@ -5,12 +5,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry"
+	"github.com/wopproxy/wopproxy/ancestry/boltstore"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/config"
 	"github.com/wopproxy/wopproxy/evidence"
@@ -70,16 +72,59 @@ func (s *sidecar) signed() func(context.Context, ancestry.EvidenceQuery) (any, e
 	if s.minter == nil {
 		return nil
 	}
-	return func(ctx context.Context, q ancestry.EvidenceQuery) (any, error) {
-		set, err := s.minter.SetOf(ctx, evidence.OriginOf(q.Audience), q.Runs...)
-		if err != nil {
-			return nil, err
-		}
-		if q.Proof != "" {
-			return s.minter.Extract(ctx, set, q.Proof)
-		}
-		return s.minter.Bundle(ctx, set, q.After, q.Limit)
+	return func(ctx context.Context, q ancestry.EvidenceQuery) (any, error) { return signedOf(ctx, s.minter, q) }
+}
+
+func signedOf(ctx context.Context, m *evidence.Minter, q ancestry.EvidenceQuery) (peac.Bundle, error) {
+	set, err := m.SetOf(ctx, evidence.OriginOf(q.Audience), q.Runs...)
+	if err != nil {
+		return peac.Bundle{}, err
 	}
+	if q.Proof != "" {
+		return m.Extract(ctx, set, q.Proof)
+	}
+	return m.Bundle(ctx, set, q.After, q.Limit)
+}
+
+// storedEvidence answers as a wopproxy with the configuration c would that has stopped.
+func storedEvidence(ctx context.Context, c *config.Config, q ancestry.EvidenceQuery) (b peac.Bundle, err error) {
+	sec, err := readSecrets(c, os.LookupEnv)
+	if err != nil {
+		return b, err
+	}
+	o, err := evidenceOptions(c, sec)
+	if err != nil {
+		return b, err
+	}
+	if o == nil {
+		return b, errors.New("nothing is signed with this configuration: evidence.issuer is not in it")
+	}
+	dir := c.Ancestry.Store.Bolt.Dir
+	if _, err := os.Stat(dir); err != nil { // else it would be made
+		return b, fmt.Errorf("ancestry.store.bolt.dir: %w", err)
+	}
+	s, err := openBolt(c, dir, -1, slog.New(slog.DiscardHandler))
+	if errors.Is(err, boltstore.ErrInUse) {
+		return b, fmt.Errorf("%s is in use: ask the wopproxy that has it, with -admin", dir)
+	}
+	if err != nil {
+		return b, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	l, err := s.Lookup(ctx, q.Runs[0])
+	if err != nil && !errors.Is(err, ancestry.ErrNotFound) {
+		return b, err
+	}
+	q.Runs = append(q.Runs, l.Run, l.Alias)
+	o.Store = evidenceStore(s)
+	m, err := evidence.New(*o)
+	if err != nil {
+		return b, err
+	}
+	if b, err = signedOf(ctx, m, q); errors.Is(err, ancestry.ErrNotFound) {
+		err = fmt.Errorf("%s: no such receipt of such a run in %s", q.Runs[0], dir)
+	}
+	return b, err
 }
 
 // published has next stand behind what an issuer publishes.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
@@ -16,7 +17,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/boltstore"
+	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/config"
 	"github.com/wopproxy/wopproxy/evidence"
 )
@@ -143,26 +146,115 @@ func TestMinter(t *testing.T) {
 	}
 }
 
+// signingFile writes a configuration into dir, which has keys, that has evidence be made
+// with the first of them, and more said of it.
+func signingFile(t *testing.T, dir, name, more string) {
+	t.Helper()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{
+		"secret": strings.Repeat("0f", 32),
+		name: "host: {id: h, wellKnownUrl: https://h.example.com/.well-known/openwop}\n" +
+			"ingress: {upstream: http://127.0.0.1:1, listen: 127.0.0.1:0}\negress: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n" +
+			"ancestry: {store: {bolt: {dir: " + at("store of "+name) + "}}}\n" +
+			"evidence: {issuer: https://h.example.com, key: {file: " + at("key.pem") + "}, idKey: {file: " + at("secret") + "}, " + more + "}\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestEvidenceOfAStore has evidence be exported when nothing runs any more that could be
+// asked for it.
+func TestEvidenceOfAStore(t *testing.T) {
+	dir := keyFiles(t)
+	file := filepath.Join(dir, "h.yaml")
+	signingFile(t, dir, "h.yaml", "privacy: strict")
+	export := func(args ...string) (int, string, string) {
+		var stdout, stderr bytes.Buffer
+		code := run(t.Context(), append([]string{"evidence", "export"}, args...), &stdout, &stderr)
+		return code, stdout.String(), stderr.String()
+	}
+	refused := func(want string, args ...string) {
+		t.Helper()
+		if code, _, stderr := export(args...); code == 0 || !strings.Contains(stderr, want) {
+			t.Errorf("export %q = %d, %s, want %s", args, code, stderr, want)
+		}
+	}
+	refused("no such file", "run_1", "-config", file)
+	c, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := evidenceOptions(c, &secrets{idKey: strings.Repeat("0f", 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := openBolt(c, c.Ancestry.Store.Bolt.Dir, 0, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Store = evidenceStore(store)
+	m, err := evidence.New(*o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	link := ancestry.Link{Run: "run_1", Alias: "acme/run-1", Reason: "no-ancestry", Trace: ancestry.TraceID{1}, Operation: "tools/call", Time: began.UTC()}
+	if err := store.Record(t.Context(), []ancestry.Link{link}); err != nil {
+		t.Fatal(err)
+	}
+	r := m.Open("run_1", evidence.Origin{})
+	in := m.Arrive(r, evidence.Place{}, began)
+	call := m.Leave(r, began)
+	m.For(call, "https://b.example.com")
+	m.End(call, evidence.Observed{Direction: evidence.Egress, Protocol: evidence.MCP, Outcome: evidence.OK, Ended: began})
+	m.End(in, evidence.Observed{Direction: evidence.Ingress, Protocol: evidence.MCP, Outcome: evidence.OK, Ended: began})
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	m.Run(stopped)
+	refused("is in use: ask the wopproxy that has it, with -admin", "run_1", "-config", file)
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, tt := range []struct {
+		args     []string
+		receipts int
+	}{
+		{[]string{"run_1"}, 2}, {[]string{"acme/run-1"}, 2},
+		{[]string{"run_1", "-audience", "HTTPS://b.example.com:443/"}, 1},
+	} {
+		code, stdout, stderr := export(append(tt.args, "-config", file)...)
+		b, err := peac.ParseBundle([]byte(stdout))
+		if code != 0 || err != nil {
+			t.Fatalf("export %q = %d, %v, %s", tt.args, code, err, stderr)
+		}
+		set, err := peac.ParseJWKS(b.JWKS)
+		if report := b.Verify(set.Of("https://h.example.com"), time.Now()); err != nil || !report.OK() || report.Summary == nil || len(b.Receipts) != tt.receipts {
+			t.Errorf("export %q: %+v, %v", tt.args, report, err)
+		}
+		code, stdout, stderr = export(append(tt.args, "-config", file, "-proof", peac.ReceiptRef(b.Receipts[0]))...)
+		if b, err := peac.ParseBundle([]byte(stdout)); code != 0 || err != nil || len(b.Receipts) != 1 || len(b.Proofs) != 1 {
+			t.Errorf("export %q of one: %d, %v, %s", tt.args, code, err, stderr)
+		}
+	}
+	refused("nobody: no such receipt of such a run in ", "nobody", "-config", file)
+	refused("audience is an origin", "run_1", "-config", file, "-audience", "b")
+	refused("say one of -admin and -config", "run_1", "-config", file, "-admin", "http://127.0.0.1:1")
+	if err := os.WriteFile(file, []byte("host: {id: h, wellKnownUrl: https://h.example.com/.well-known/openwop}\ningress: {upstream: http://127.0.0.1:1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("evidence.issuer is not in it", "run_1", "-config", file)
+}
+
 // TestEvidenceIsCheckedFirst has a start, and a check, find that keys can't be used
 // before there is a store.
 func TestEvidenceIsCheckedFirst(t *testing.T) {
 	dir := keyFiles(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	for name, text := range map[string]string{
-		"secret":    strings.Repeat("0f", 32),
-		"good.yaml": "",
-		"bad.yaml":  ", revoked: [{keyId: " + thumbprint(t, at("key.pub")) + ", at: 2026-11-01T00:00:00Z}]",
-	} {
-		if strings.HasSuffix(name, ".yaml") {
-			text = "host: {id: h, wellKnownUrl: https://h.example.com/.well-known/openwop}\n" +
-				"ingress: {upstream: http://127.0.0.1:1, listen: 127.0.0.1:0}\negress: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n" +
-				"ancestry: {store: {bolt: {dir: " + at("store of "+name) + "}}}\n" +
-				"evidence: {issuer: https://h.example.com, key: {file: " + at("key.pem") + "}, idKey: {file: " + at("secret") + "}" + text + "}\n"
-		}
-		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	signingFile(t, dir, "good.yaml", "")
+	signingFile(t, dir, "bad.yaml", "revoked: [{keyId: "+thumbprint(t, at("key.pub"))+", at: 2026-11-01T00:00:00Z}]")
 	const want = "is revoked, and is to sign"
 	for _, command := range []string{"check", "serve"} {
 		var stdout, stderr bytes.Buffer
