@@ -63,7 +63,7 @@ var rooms = map[string][]string{
 	"test/internal/program":      {},
 	"test/internal/rawhttp":      {},
 	"test/picture":               {"test/internal/program"},
-	"test/kill":                  {"test/internal/program"},
+	"test/kill":                  {"ancestry", "ancestry/boltstore", "ancestry/peac", "evidence", "test/internal/program"},
 	"test/soak":                  {"test/internal/program", "test/internal/rawhttp"},
 }
 

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bytes"
+	"crypto/ed25519"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
 func TestRounds(t *testing.T) {
@@ -15,7 +20,7 @@ func TestRounds(t *testing.T) {
 	if code := run(t.Context(), []string{"-rounds", "4", "-callers", "8"}, &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, &errs)
 	}
-	if !strings.HasPrefix(out.String(), "4 rounds, ") || !strings.Contains(out.String(), "A start after a kill took ") {
+	if !strings.HasPrefix(out.String(), "4 rounds, ") || !strings.Contains(out.String(), " runs was read before a kill, ") || !strings.Contains(out.String(), "A start after a kill took ") {
 		t.Errorf("it says %s", &out)
 	}
 }
@@ -76,6 +81,94 @@ func TestCheckNotices(t *testing.T) {
 			t.Errorf("%s: check = %d, %v, want %d", c.name, n, err, len(c.runs))
 		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%s: check = %v, want %q", c.name, err, c.want)
+		}
+		admin.Close()
+	}
+}
+
+// Each way in which evidence could be lost, made up or taken for more than it is, is
+// noticed.
+func TestCheckReceiptsNotices(t *testing.T) {
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	signer, err := peac.NewSigner(issuer, keyID, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const workflow, other = "wf_0123456789-0123456789_", "wf_another-6789-0123456789"
+	sign := func(workflow, step, id string) string {
+		jws, err := signer.Sign(peac.Claims{
+			Kind: peac.Evidence, Type: "dev.wopproxy/progress", IssuedAt: time.Now().Unix(), ID: id,
+			Extensions: map[string]any{peac.WorkflowGroup: peac.WorkflowContext{WorkflowID: workflow, StepID: "step_0123456789-012345678" + step, ParentStepIDs: []string{}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return jws
+	}
+	whole := func(receipts ...string) peac.Bundle {
+		var refs []string
+		for _, jws := range receipts {
+			refs = append(refs, peac.ReceiptRef(jws))
+		}
+		now := time.Now()
+		summary, err := signer.Summarize(peac.SummaryEvidence{WorkflowID: workflow, Status: peac.InProgress, StartedAt: peac.FormatTime(now.Add(-time.Minute)), OrchestratorID: "ref:o"}, refs, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return peac.Bundle{Format: peac.BundleFormat, Issuer: issuer, Receipts: receipts, Summary: summary}
+	}
+	part := func(receipts ...string) peac.Bundle {
+		return peac.Bundle{Format: peac.BundleFormat, Issuer: issuer, Receipts: receipts}
+	}
+	one, two := sign(workflow, "a", "1"), sign(workflow, "b", "2")
+	first := bundle{workflow: workflow, receipts: []string{one}}
+	for _, c := range []struct {
+		name    string
+		quiet   peac.Bundle
+		run     *peac.Bundle // nil: there is none
+		before  bundle
+		counted int
+		fault   error
+		want    string // of the error; empty: none
+	}{
+		{"all is well", whole(one), new(part(one)), first, 1, nil, ""},
+		{"it was not read before", whole(one), new(part(one)), bundle{}, 1, nil, ""},
+		{"there is none, and none was read", whole(one), nil, bundle{}, 0, nil, ""},
+		{"it is gone", whole(one), nil, first, 0, nil, "had 1 receipts"},
+		{"it is another", whole(one), new(part(sign(workflow, "a", "3"))), first, 0, nil, "had 1 receipts"},
+		{"it is of another workflow", whole(one), new(part(sign(other, "a", "1"))), bundle{workflow: workflow}, 0, nil, "of \"" + other},
+		{"it is said to be whole", whole(one), new(whole(one)), first, 1, nil, "is said to be whole"},
+		{"a step is made up", whole(one), new(part(one, two)), first, 1, nil, "and has 2 steps"},
+		{"one that nobody has read is gone", whole(one), new(part(one)), first, 2, nil, "2 receipts were counted"},
+		{"it does not hold", whole(one), new(part(one + "A")), first, 1, nil, "does not hold"},
+		{"it did not hold before", whole(one), new(part(one)), first, 1, errFalse, "does not hold"},
+		{"what had ended is not whole", part(one), new(part(one)), first, 1, nil, "over for hours"},
+		{"what had ended has lost something", whole(two), new(part(one)), first, 1, nil, "over for hours"},
+	} {
+		admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasPrefix(r.URL.Path, "/ancestry/v1/traces/"):
+				_, _ = io.WriteString(w, `{"runs":[{"runId":"run-1"}]}`)
+			case strings.Contains(r.URL.Path, "quiet"):
+				_ = json.NewEncoder(w).Encode(c.quiet)
+			case c.run != nil && strings.Contains(r.URL.Path, "run-1"):
+				_ = json.NewEncoder(w).Encode(c.run)
+			default:
+				http.NotFound(w, r)
+			}
+		}))
+		k := killer{admin: admin.URL, records: records{
+			keys:  peac.JWKS{Keys: []peac.JWK{peac.NewJWK(keyID, key.Public().(ed25519.PublicKey))}}.Of(issuer),
+			quiet: bundle{workflow: "quiet", receipts: []string{one}},
+		}}
+		r := newRound(0, nil)
+		r.counted, r.fault = c.counted, c.fault
+		if c.before.workflow != "" {
+			r.records["run-1"] = c.before
+		}
+		err := k.checkReceipts(t.Context(), r, true)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: checkReceipts = %v, want %q", c.name, err, c.want)
 		}
 		admin.Close()
 	}

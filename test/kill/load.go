@@ -77,13 +77,18 @@ const maxRuns = 1000
 
 // round is what the callers do between two deaths. All its runs are of one trace.
 type round struct {
-	host  *host
-	trace string
-	seen  chan struct{} // closed with the first answers
+	host   *host
+	trace  string
+	seen   chan struct{} // closed with the first answers
+	signed chan struct{} // closed with the first evidence
+	ended  chan string   // runs whose evidence is to be read
 
 	mu       sync.Mutex
 	begun    map[string]bool   // parents whose requests were sent
 	answered map[string]answer // by the parent
+	records  map[string]bundle // by the run, as they were read before the kill
+	counted  int               // receipts that wopproxy has stored, as it says
+	fault    error             // of evidence that was read
 }
 
 // answer is what a caller was told of the run that it began.
@@ -92,23 +97,27 @@ type answer struct{ run, task string }
 func newRound(n int, h *host) *round {
 	return &round{
 		host: h, trace: fmt.Sprintf("%016x%016x", n+1, rand.Uint64()), seen: make(chan struct{}),
-		begun: map[string]bool{}, answered: map[string]answer{},
+		signed: make(chan struct{}), ended: make(chan string, maxRuns),
+		begun: map[string]bool{}, answered: map[string]answer{}, records: map[string]bundle{},
 	}
 }
 
 // firstAnswers make the round worth a kill.
 const firstAnswers = 16
 
-// await waits for the first answers.
+// await waits for the first answers, and for evidence of one of them.
 func (r *round) await(ctx context.Context) error {
-	select {
-	case <-r.seen:
-		return nil
-	case <-time.After(time.Minute):
-		return errors.New("the callers have no answers after a minute")
-	case <-ctx.Done():
-		return ctx.Err()
+	late := time.After(time.Minute)
+	for _, c := range []<-chan struct{}{r.seen, r.signed} {
+		select {
+		case <-c:
+		case <-late:
+			return errors.New("the callers have no answers after a minute, or there is no evidence of them")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	return nil
 }
 
 // load lets callers begin runs until the sidecar is dead.
@@ -151,6 +160,7 @@ func (r *round) answer(parent string, a answer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answered[parent] = a
+	r.ended <- a.run // there is room for all
 	if len(r.answered) == firstAnswers {
 		close(r.seen)
 	}

@@ -9,7 +9,9 @@
 // does, and starts it again; now and then it kills it while it starts. After
 // each start the store has every run whose answer a caller has seen, by both of its
 // ids, with the parent that the caller named; it has no run that no caller began,
-// and none twice. At the end all rounds are looked at once more.
+// and none twice. Of the evidence that it signs, what a reader has seen is there, and
+// holds; no run that was at work at the kill is said to be told of as a whole, and one
+// that was over for hours is. At the end all rounds are looked at once more.
 //
 // It exits 1 at the first difference, and keeps the store for you to look at.
 package main
@@ -25,6 +27,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -72,6 +75,7 @@ type killer struct {
 	ingress, admin string // base URLs of the sidecar
 	all            []*round
 	starts         []time.Duration
+	records        records
 }
 
 func (k *killer) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
@@ -96,7 +100,7 @@ func (k *killer) run(ctx context.Context, stdout, stderr io.Writer) (err error) 
 		return err
 	}
 	defer k.host.Close()
-	if err := k.configure(); err != nil {
+	if err := k.configure(ctx); err != nil {
 		return err
 	}
 	for n := range k.rounds {
@@ -108,13 +112,15 @@ func (k *killer) run(ctx context.Context, stdout, stderr io.Writer) (err error) 
 	if err != nil {
 		return fmt.Errorf("after the last round: %w", err)
 	}
-	answered := 0
+	answered, read := 0, 0
 	for _, r := range k.all {
 		answered += len(r.answered)
+		read += len(r.records)
 	}
 	slices.Sort(k.starts)
 	fmt.Fprintf(stdout, "%d rounds, %.0f s: %d runs were answered, %d are stored, none is missing and none was not begun.\n",
 		k.rounds, time.Since(began).Seconds(), answered, stored)
+	fmt.Fprintf(stdout, "The evidence of %d runs was read before a kill, and is there and holds.\n", read)
 	fmt.Fprintf(stdout, "A start after a kill took %v, at most %v.\n",
 		k.starts[len(k.starts)/2].Round(time.Millisecond), k.starts[len(k.starts)-1].Round(time.Millisecond))
 	return nil
@@ -122,7 +128,11 @@ func (k *killer) run(ctx context.Context, stdout, stderr io.Writer) (err error) 
 
 // configure writes the file that the sidecar is started with. An answer waits
 // for its link as long as it takes, so that each that is seen is a promise.
-func (k *killer) configure() error {
+func (k *killer) configure(ctx context.Context) error {
+	evidence, err := k.sign(ctx)
+	if err != nil {
+		return err
+	}
 	return os.WriteFile(k.file(), fmt.Appendf(nil, `
 host: { id: host.example.com, wellKnownUrl: "https://host.example.com/.well-known/openwop" }
 ingress: { listen: "127.0.0.1:0", upstream: %q }
@@ -131,7 +141,7 @@ admin: { listen: "127.0.0.1:0" }
 ancestry: { store: { bolt: { dir: %q } }, auth: { mode: none }, commitTimeout: 30s }
 runs: { start: ["POST /chat"] }
 drain: { delay: 0s, timeout: 5s }
-`, k.host.url, filepath.Join(k.dir, "store")), 0o600)
+%s`, k.host.url, k.store(), evidence), 0o600)
 }
 
 func (k *killer) file() string { return filepath.Join(k.dir, "wopproxy.yaml") }
@@ -171,7 +181,12 @@ func (k *killer) play(ctx context.Context, n int) error {
 		return err
 	}
 	if n > 0 {
-		if _, err := k.check(ctx, k.all[n-1]); err != nil {
+		before := k.all[n-1]
+		_, err := k.check(ctx, before)
+		if err == nil {
+			err = k.checkReceipts(ctx, before, k.rounds <= 10 || n%10 == 0)
+		}
+		if err != nil {
 			k.sidecar.Kill()
 			return err
 		}
@@ -179,10 +194,16 @@ func (k *killer) play(ctx context.Context, n int) error {
 	r := newRound(n, k.host)
 	k.all = append(k.all, r)
 	load := r.load(k.ingress, k.callers)
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() { r.follow(ctx, k) }) // until the sidecar is dead
+	}
 	err := r.await(ctx)
 	pause(ctx, rand.N(100*time.Millisecond))
 	k.sidecar.Kill()
 	load.Wait()
+	close(r.ended)
+	readers.Wait()
 	return errors.Join(err, ctx.Err())
 }
 
@@ -197,9 +218,12 @@ func (k *killer) finish(ctx context.Context) (stored int, err error) {
 		if err != nil {
 			return 0, err
 		}
+		if err := k.checkReceipts(ctx, r, false); err != nil {
+			return 0, err
+		}
 		stored += n
 	}
-	return stored, nil
+	return stored, k.recovers(ctx)
 }
 
 // pause waits for d, unless ctx ends before.
@@ -230,18 +254,27 @@ func (l link) parent() string {
 	return ""
 }
 
+// list returns the runs of a round that the store has.
+func (k *killer) list(ctx context.Context, r *round) ([]link, error) {
+	var list struct{ Runs []link }
+	if err := program.GetJSON(ctx, k.admin+"/ancestry/v1/traces/"+r.trace, &list); err != nil {
+		return nil, err
+	}
+	if len(list.Runs) >= maxRuns {
+		return nil, fmt.Errorf("trace %s has %d runs, more than were begun", r.trace, len(list.Runs))
+	}
+	return list.Runs, nil
+}
+
 // check compares what the store has of a round with what was seen of it, and
 // returns how many runs that are.
 func (k *killer) check(ctx context.Context, r *round) (n int, err error) {
-	var list struct{ Runs []link }
-	if err := program.GetJSON(ctx, k.admin+"/ancestry/v1/traces/"+r.trace, &list); err != nil {
+	runs, err := k.list(ctx, r)
+	if err != nil {
 		return 0, err
 	}
-	if len(list.Runs) >= maxRuns {
-		return 0, fmt.Errorf("trace %s has %d runs, more than were begun", r.trace, len(list.Runs))
-	}
 	stored := map[string]link{} // by the run's parent
-	for _, l := range list.Runs {
+	for _, l := range runs {
 		parent := l.parent()
 		if !r.begun[parent] {
 			return 0, fmt.Errorf("the store has a run that nobody began: %+v", l)

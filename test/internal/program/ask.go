@@ -3,6 +3,7 @@ package program
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -50,6 +51,9 @@ func Metrics(ctx context.Context, address string) (map[string]float64, error) {
 	return values, nil
 }
 
+// ErrNotFound is in the error of what is answered with 404.
+var ErrNotFound = errors.New("404 Not Found")
+
 // GetJSON reads what is served at a URL into v. Any status but 200 is an error.
 func GetJSON(ctx context.Context, url string, v any) error {
 	text, err := get(ctx, url)
@@ -73,10 +77,14 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK {
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return text, nil
+	case http.StatusNotFound:
+		return nil, fmt.Errorf("GET %s: %w: %s", url, ErrNotFound, strings.TrimSpace(string(text)))
+	default:
 		return nil, fmt.Errorf("GET %s: %s: %s", url, resp.Status, strings.TrimSpace(string(text)))
 	}
-	return text, nil
 }
 
 // direct asks whatever the environment says of proxies, each time over a new
