@@ -40,6 +40,19 @@ type signing struct {
 // signs makes the keys of an issuer.
 func signs(t testing.TB, hostID string) signing {
 	t.Helper()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "secret"), randomHex(32))
+	s := signing{issuer: "https://" + hostID, key: newKey(t, filepath.Join(dir, "key.pem"))}
+	s.settings = settings{
+		"evidence.issuer": s.issuer, "evidence.key.file": filepath.Join(dir, "key.pem"), "evidence.keyId": keyID,
+		"evidence.idKey.file": filepath.Join(dir, "secret"),
+	}
+	return s
+}
+
+// newKey makes a key, and writes it to a file.
+func newKey(t testing.TB, file string) ed25519.PrivateKey {
+	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -48,15 +61,8 @@ func signs(t testing.TB, hostID string) signing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
-	write(t, filepath.Join(dir, "secret"), randomHex(32))
-	s := signing{issuer: "https://" + hostID, key: key}
-	s.settings = settings{
-		"evidence.issuer": s.issuer, "evidence.key.file": filepath.Join(dir, "key.pem"), "evidence.keyId": keyID,
-		"evidence.idKey.file": filepath.Join(dir, "secret"),
-	}
-	return s
+	write(t, file, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
+	return key
 }
 
 // published reads the keys of the issuer, as verifiers do.
