@@ -9,12 +9,12 @@ import (
 )
 
 // newNodeToolServer starts an MCP server of the TypeScript SDK and its wopproxy.
-func newNodeToolServer(t *testing.T, hostID string) *toolServer {
+func newNodeToolServer(t *testing.T, hostID string, args []string, overrides ...settings) *toolServer {
 	t.Helper()
 	s := &toolServer{revision: stateful, number: 42, progressed: make(chan struct{}, 16)}
-	s.node = node(t).spawn(t, nil, "mcp-server.mjs")
+	s.node = node(t).spawn(t, nil, "mcp-server.mjs", args...)
 	s.own = fmt.Sprintf("http://127.0.0.1:%v", s.node.awaitLog(t, "listening")["port"])
-	s.sidecar = start(t, hostID, s.own)
+	s.sidecar = start(t, hostID, s.own, overrides...)
 	go func() { // ends with t
 		for range s.progressed {
 			get(t, s.own+"/progressed")
@@ -68,7 +68,7 @@ func TestMCPTypeScript(t *testing.T) {
 	}
 	serve := map[string]func(t *testing.T) *toolServer{
 		"Go":         func(t *testing.T) *toolServer { return newToolServer(t, "tools.example.com", stateful) },
-		"TypeScript": func(t *testing.T) *toolServer { return newNodeToolServer(t, "tools.example.com") },
+		"TypeScript": func(t *testing.T) *toolServer { return newNodeToolServer(t, "tools.example.com", nil) },
 	}
 	for _, tt := range []struct{ client, server string }{{"Go", "TypeScript"}, {"TypeScript", "Go"}, {"TypeScript", "TypeScript"}} {
 		t.Run(tt.client+" to "+tt.server, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestMCPTypeScript(t *testing.T) {
 // TestMCPTypeScriptResume is TestMCPResume with the TypeScript SDK on both sides.
 func TestMCPTypeScriptResume(t *testing.T) {
 	n := node(t)
-	tools := newNodeToolServer(t, "tools.example.com")
+	tools := newNodeToolServer(t, "tools.example.com", nil)
 	a := newAgent(t, "agent.example.com")
 	run := a.chat(t, func(context.Context, *http.Request) error {
 		p := nodeClient(t, n, a, tools.endpoint(), "poll", "let go")

@@ -243,7 +243,7 @@ func TestEvidence(t *testing.T) {
 	}
 	whole := len(inputs)
 	maps.Copy(inputs, front.changed(t, b))
-	verdicts := n.verdicts(t, inputs)
+	verdicts := n.verdicts(t, "peac-verify.mjs", inputs)
 	for _, name := range slices.Sorted(maps.Keys(inputs)) {
 		v, there := verdicts[name]
 		isWhole := name == "front" || strings.HasPrefix(name, "call ")
@@ -326,7 +326,7 @@ func TestEvidenceForAnAudience(t *testing.T) {
 			t.Errorf("call %s follows %v of %s, want %v of %s", c.run, b.ExternalStepIDs, wfOf(t, b), steps, wfOf(t, handed))
 		}
 	}
-	for name, fault := range n.verdicts(t, inputs) {
+	for name, fault := range n.verdicts(t, "peac-verify.mjs", inputs) {
 		if fault != nil {
 			t.Errorf("%s: refused by PEAC's packages: %s", name, *fault)
 		}
@@ -396,14 +396,15 @@ type signed struct {
 	Key    string      `json:"key"`
 }
 
-// verdicts are what PEAC's packages say is wrong with each; nil is nothing.
-func (n nodeRuntime) verdicts(t testing.TB, questions map[string]signed) (found map[string]*string) {
+// verdicts are what PEAC's packages say, in a script, is wrong with each question; nil is
+// nothing.
+func (n nodeRuntime) verdicts(t testing.TB, script string, questions any) (found map[string]*string) {
 	t.Helper()
 	raw, err := json.Marshal(questions)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), n.path, "--no-warnings", "peac-verify.mjs")
+	cmd := exec.CommandContext(t.Context(), n.path, "--no-warnings", script)
 	cmd.Dir, cmd.Stdin, cmd.Env = "node", bytes.NewReader(raw), peerEnv(t, nil)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

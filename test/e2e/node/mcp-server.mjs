@@ -3,6 +3,8 @@
 // reaches it.
 //
 // GET /progressed and GET /release let its tools go on.
+//
+// usage: mcp-server.mjs [json], to answer with documents instead of streams
 import { randomUUID } from 'node:crypto';
 import { EventEmitter, once } from 'node:events';
 import http from 'node:http';
@@ -103,6 +105,7 @@ const sessions = new Map();
 async function newSession() {
   const transport = new StreamableHTTPServerTransport({
     sessionIdGenerator: randomUUID,
+    enableJsonResponse: process.argv[2] === 'json',
     eventStore: new EventStore(),
     retryInterval: 10,
     onsessioninitialized: (id) => sessions.set(id, transport),
