@@ -464,12 +464,12 @@ func (m *Minter) keep(ctx context.Context, batch []*entry) {
 
 // receipt returns what Seal has signed of e, or signs it.
 func (m *Minter) receipt(ctx context.Context, e *entry) (Receipt, error) {
+	m.recall(ctx, e.step)
 	if e.seal != nil {
 		if <-e.seal.tried; e.seal.receipt.JWS != "" {
 			return e.seal.receipt, nil
 		}
 	}
-	m.recall(ctx, e.step)
 	return m.sign(e)
 }
 

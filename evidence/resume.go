@@ -33,8 +33,8 @@ func (m *Minter) Resume(id ancestry.RunID, workflow string) *Run {
 }
 
 // recall adds to the parents of a step those steps of its run that only the store
-// knows. What the store can't tell, in time, is no parent. It is called before any
-// receipt of the run is signed, by the goroutine that signs.
+// knows. What the store can't tell, in time, is no parent. It is called by who signs
+// behind Seal, before any receipt of the run is stored, which would be told again.
 func (m *Minter) recall(ctx context.Context, s *Step) {
 	run := s.run
 	if run == nil || !run.resumed {
@@ -47,16 +47,16 @@ func (m *Minter) recall(ctx context.Context, s *Step) {
 			m.o.Logger.WarnContext(ctx, "the earlier steps of a run could not be read, and are no parents", "run", run.id, "peac_workflow_id", run.Workflow, "err", err)
 		}
 	}
-	if s.lacks == 0 {
+	if s.lacks == 0 || s.recalled {
 		return
 	}
+	s.recalled = true
 	began := s.began.Truncate(time.Millisecond) // as ids tell it
 	before := slices.DeleteFunc(slices.Clone(run.earlier), func(p parent) bool {
 		at, ok := Began(p.receipt)
 		return !ok || !at.Before(began)
 	})
 	s.parents = slices.Concat(before[max(0, len(before)-s.lacks):], s.parents)
-	s.lacks = 0
 	if cut := len(s.parents) - maxParents; cut > 0 {
 		m.metrics.limits.WithLabelValues(limitParents).Inc()
 		s.parents = s.parents[cut:]

@@ -91,6 +91,47 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestResumeSealed has what was signed at once be stored as any other, and be a parent
+// once.
+func TestResumeSealed(t *testing.T) {
+	before := newOffice(t)
+	run := before.Open("run_1", Origin{})
+	one := before.Arrive(run, Place{}, time.Now().Add(-time.Minute))
+	before.End(one, ended(OK))
+	before.work()
+	before.stop()
+
+	of := after(t, before)
+	of.work()
+	resumed := of.Resume("run_1", run.Workflow)
+	if ref, _ := of.Seal(of.Arrive(resumed, Place{}, time.Now().Add(-40*time.Second)), ended(OK)); ref != "" {
+		t.Error("a step was sealed whose parents only the store knows")
+	}
+	of.stop()
+
+	of = after(t, before)
+	of.work()
+	resumed = of.Resume("run_1", run.Workflow)
+	two := of.Arrive(resumed, Place{run.Workflow, "step_0123456789-0123456789_"}, time.Now().Add(-30*time.Second))
+	if ref, _ := of.Seal(two, ended(OK)); ref == "" {
+		t.Fatal("a step was not sealed whose parent was carried in")
+	}
+	deadline := time.After(time.Minute)
+	for len(of.parentsOf(t, run.Workflow)[two.Step]) == 0 {
+		select {
+		case <-deadline:
+			t.Fatal("what was sealed is not stored")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	call := of.Leave(resumed, time.Now())
+	of.End(call, Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: time.Now()})
+	of.stop()
+	if got, want := of.parentsOf(t, run.Workflow)[call.Step], []string{one.Step, two.Step}; !slices.Equal(got, want) {
+		t.Errorf("parents %v, want %v", got, want)
+	}
+}
+
 // TestResumeBounds has the newest parents be named of many, and counts the others.
 func TestResumeBounds(t *testing.T) {
 	began := time.Now().Add(-time.Hour)

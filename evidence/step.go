@@ -29,7 +29,7 @@ type Run struct {
 	id      ancestry.RunID
 	resumed bool // it began earlier, and has steps that only the store may know
 
-	// Owned by the goroutine that signs.
+	// Owned by who signs behind Seal.
 	recalled bool     // the store was asked
 	earlier  []parent // the steps that it has told of, newest last
 
@@ -56,7 +56,8 @@ type Step struct {
 	run      *Run // nil: it belongs to none
 	began    time.Time
 	parents  []parent
-	lacks    int    // how many of Run.earlier it may have as parents besides; 0 once they are added
+	lacks    int    // how many of Run.earlier it may have as parents besides
+	recalled bool   // they are added; owned by who signs
 	carried  bool   // a peer has carried in the only parent
 	opened   string // id of the receipt that the workflow began with; empty: not known, or this one
 
