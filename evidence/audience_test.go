@@ -158,6 +158,15 @@ func TestAudience(t *testing.T) {
 			}
 		}
 	}
+	stored, _, err := s.o.Store.Receipts(t.Context(), s.placeB[0].Workflow, "", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range stored {
+		if r.Run != "" || r.Audience != atB {
+			t.Errorf("stored as of the run %q, for %q", r.Run, r.Audience)
+		}
+	}
 	of := s.verify(s.bundleFor(atB, 1000))
 	for i, step := range of.Steps {
 		if (Place{step.Receipts[0].Workflow.WorkflowID, step.ID}) != s.placeB[i] || len(step.Receipts) != []int{1, 4}[i] {

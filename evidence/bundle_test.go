@@ -242,6 +242,10 @@ func TestBundleStatus(t *testing.T) {
 			call := s.Leave(r, s.tick())
 			s.afterRead(2, func() { s.end(call, Egress, ProtocolError) })
 		}, peac.InProgress, ""},
+		{"a call begins when the store was read", func(s *seen, root *Step, r *Run) {
+			s.end(root, Ingress, OK)
+			s.afterRead(2, func() { s.Leave(r, s.tick()) })
+		}, peac.InProgress, ""},
 		{"its task was done", func(s *seen, root *Step, _ *Run) {
 			for _, state := range []string{"submitted", "working", "completed"} {
 				s.State(root, state, Observed{Direction: Ingress, Protocol: A2A, Method: "SendStreamingMessage", Ended: s.tick()})
@@ -511,12 +515,12 @@ func TestBundleWaits(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	gone := make(chan error)
 	go func() {
-		_, err := s.Bundle(ctx, all(root.Workflow), "", 1000)
+		_, err := s.account(ctx, all(root.Workflow), "")
 		gone <- err
 	}()
 	leave()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
-		t.Errorf("Bundle = %v while another is read", err)
+		t.Errorf("account: %v while another is read", err)
 	}
 	<-s.accounts
 	if b := s.whole(root.Workflow, 1000); b.Summary == "" {
