@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
 	"github.com/wopproxy/wopproxy/proxy/internal/wire"
 )
@@ -214,7 +216,11 @@ func (x *exchange) attachInside(resp *http.Response, body []byte) []byte {
 // seal signs what was seen of the exchange so far, as its end.
 func (x *exchange) seal() (ref, jws string) {
 	x.attachment.why = unattachedUnsigned
-	return x.p.o.Evidence.Seal(x.step, x.observedEnd())
+	ref, jws = x.p.o.Evidence.Seal(x.step, x.observedEnd())
+	if ref != "" && x.span != nil {
+		x.span.SetAttributes(attribute.String("peac.record.ref", ref))
+	}
+	return ref, jws
 }
 
 // sealShort is seal for what has to fit into a header.

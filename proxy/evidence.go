@@ -349,8 +349,8 @@ func (x *exchange) outcomeOfStep() evidence.Outcome {
 }
 
 // stepAttributes are those of PEAC's conventions for spans, but for peac.record.ref:
-// the receipt is signed when the span has ended, and its correlation group names the
-// span. The span is a child of that of the first parent as far as the wire says so;
+// a receipt that is not sealed is signed when the span has ended, and its correlation
+// group names the span. The span is a child of that of the first parent as far as the wire says so;
 // for links to those of the others, nothing here knows their spans.
 func stepAttributes(s *evidence.Step) []attribute.KeyValue {
 	a := []attribute.KeyValue{attribute.String("peac.workflow_id", s.Workflow), attribute.String("peac.step_id", s.Step)}

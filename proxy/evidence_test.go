@@ -541,7 +541,7 @@ func TestEvidenceOnSpans(t *testing.T) {
 	})
 	f := newFile(t, "https://agent.example.com")
 	exporter, tracing := traces()
-	s = newSidecar(t, "agent.example.com", "http://"+host, f.tune, tracing)
+	s = newSidecar(t, "agent.example.com", "http://"+host, f.tune, tracing, attaching)
 	for _, path := range []string{"/mcp", "/chat"} {
 		post(t, http.DefaultClient, s.ingress.URL+path, call, http.Header{"Content-Type": {"application/json"}})
 	}
@@ -564,6 +564,9 @@ func TestEvidenceOnSpans(t *testing.T) {
 			w, span := r.Workflow, spans[r.Workflow.StepID]
 			if of := said[w.StepID]; of["peac.workflow_id"] != w.WorkflowID || of["peac.framework"] != w.Framework {
 				t.Errorf("the span says %v, and the receipt %+v", of, w)
+			}
+			if of := said[w.StepID]; len(w.ParentStepIDs) == 0 && of["peac.record.ref"] != r.Ref || len(w.ParentStepIDs) > 0 && of["peac.record.ref"] != "" {
+				t.Errorf("the span of %+v refers to %q, want %s where the answer bears it", w, of["peac.record.ref"], r.Ref)
 			}
 			c := r.Claims.Extensions[peac.CorrelationGroup].(map[string]any)
 			if c["trace_id"] != span.SpanContext.TraceID().String() || c["span_id"] != span.SpanContext.SpanID().String() {
