@@ -163,20 +163,36 @@ func help(_ context.Context, x *a2asrv.ExecutorContext, emit func(a2a.Event) boo
 	return nil
 }
 
-// converseTwice has an agent do both turns, the first one in a stream, and returns
-// the task.
+// converseTwice has an agent do both turns, and returns the task.
 func converseTwice(t *testing.T, p *peer) a2a.TaskID {
+	t.Helper()
+	task := begunTask(t, p)
+	goOn(t, p, task)
+	return task.TaskID
+}
+
+// begunTask has an agent do the first turn, in a stream.
+func begunTask(t *testing.T, p *peer) (task a2a.TaskInfo) {
 	t.Helper()
 	c, err := p.dial(t.Context(), direct, bindings[1])
 	if err != nil {
 		t.Fatal(err)
 	}
-	var task a2a.TaskInfo
 	for e, err := range c.SendStreamingMessage(t.Context(), &a2a.SendMessageRequest{Message: say("told")}) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		task = e.TaskInfo()
+	}
+	return task
+}
+
+// goOn has it do the second one.
+func goOn(t *testing.T, p *peer, task a2a.TaskInfo) {
+	t.Helper()
+	c, err := p.dial(t.Context(), direct, bindings[1])
+	if err != nil {
+		t.Fatal(err)
 	}
 	m := say("told")
 	m.TaskID, m.ContextID = task.TaskID, task.ContextID
@@ -184,7 +200,6 @@ func converseTwice(t *testing.T, p *peer) a2a.TaskID {
 	if err != nil || done.Status.State != a2a.TaskStateCompleted {
 		t.Fatalf("the second turn: %+v, %v", done, err)
 	}
-	return task.TaskID
 }
 
 // shape counts the receipts by their types, and the steps that two led to.
