@@ -143,18 +143,7 @@ func New(o Options) (*Minter, error) {
 	m.tasks = newMemory[*Step](o.Names, m.metrics.limits.WithLabelValues(limitTasks))
 	m.cards = newMemory[string](o.Names, m.metrics.limits.WithLabelValues(limitCards))
 	m.resumed = newMemory[*Run](o.Names, m.metrics.limits.WithLabelValues(limitRuns))
-	m.announce()
 	return m, nil
-}
-
-// announce has the store know that receipts are to come, before anything begins of
-// which there could be one: a process that is killed before it has stored any leaves
-// no other trace of what it had begun.
-func (m *Minter) announce() {
-	if err := m.o.Store.Add(context.Background(), nil, nil); err != nil {
-		m.o.Logger.Warn("the store does not take receipts yet: until it does, nobody knows of those that a kill would take", "err", err)
-		m.loseLocked("") // nobody else has m
-	}
 }
 
 // State tells that the task of a step has come to a state. One that it had last is

@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
@@ -236,27 +235,5 @@ func TestResumeFault(t *testing.T) {
 		if len(store.asked) > 0 {
 			t.Errorf("%s: it was asked again", name)
 		}
-	}
-}
-
-// TestAnnounced has the store know that receipts are to come before there is one,
-// and, where it can't, that all may be lost.
-func TestAnnounced(t *testing.T) {
-	added, full := 0, errors.New("no room")
-	fault := func() error { added++; return full }
-	of := newOffice(t, func(o *Options) { o.Store.(*gate).fault = fault })
-	if added != 1 || !of.misses("wf_any") {
-		t.Errorf("told the store %d times, want once, and known to be lost: %v", added, of.misses("wf_any"))
-	}
-	full = nil
-	run := of.Open(ancestry.RunID("run_1"), Origin{})
-	of.End(of.Arrive(run, Place{}, time.Now().Add(-time.Second)), ended(OK))
-	of.work()
-	of.stop()
-	if whole, err := of.store.Whole(t.Context(), run.Workflow); whole || err != nil || of.misses(run.Workflow) {
-		t.Errorf("Whole = %v, %v, want false", whole, err)
-	}
-	if of = newOffice(t); of.misses("wf_any") {
-		t.Error("a store that takes all has lost something")
 	}
 }

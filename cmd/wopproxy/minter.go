@@ -46,7 +46,7 @@ func evidenceOptions(c *config.Config, sec *secrets) (*evidence.Options, error) 
 }
 
 // newMinter returns what signs evidence, as o has it; nil: nothing does.
-func (s *sidecar) newMinter(o *evidence.Options) (*evidence.Minter, error) {
+func (s *sidecar) newMinter(ctx context.Context, o *evidence.Options) (*evidence.Minter, error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -54,6 +54,11 @@ func (s *sidecar) newMinter(o *evidence.Options) (*evidence.Minter, error) {
 	if store == nil {
 		s.log.Warn("no evidence is made: there is no store for it")
 		return nil, nil
+	}
+	// The store is to know before anything begins that receipts will come: a process that
+	// is killed before it has stored one leaves no other trace of what it had begun.
+	if err := store.Add(ctx, nil, nil); err != nil {
+		s.log.WarnContext(ctx, "the store takes no receipts yet: until it does, nobody will know of those that a kill takes", "err", err)
 	}
 	o.Store, o.Live, o.Registerer, o.Logger = store, s.anyLive, s.metrics, s.log
 	return evidence.New(*o)

@@ -108,15 +108,17 @@ func TestMinter(t *testing.T) {
 				if own := o.Keys[len(tt.keys)]; own.Private == nil || len(own.KeyID) != 43 {
 					t.Errorf("%q signs", own.KeyID)
 				}
-				store, err := boltstore.Open(boltstore.Options{Dir: t.TempDir()})
+				dir := t.TempDir()
+				store, err := boltstore.Open(boltstore.Options{Dir: dir})
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer store.Close()
 				s := &sidecar{store: ownHosts{store}, metrics: prometheus.NewRegistry(), log: slog.New(slog.DiscardHandler)}
-				if m, err := s.newMinter(o); err != nil || m == nil {
+				if m, err := s.newMinter(t.Context(), o); err != nil || m == nil {
 					t.Errorf("newMinter = %v, %v", m, err)
 				}
+				wantKillNoticed(t, dir)
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), tt.idKey) && len(tt.idKey) > 2 {
@@ -141,8 +143,31 @@ func TestMinter(t *testing.T) {
 	if o, err := evidenceOptions(config.Default(), &secrets{}); o != nil || err != nil {
 		t.Errorf("without an issuer: %v, %v", o, err)
 	}
-	if m, err := new(sidecar).newMinter(nil); m != nil || err != nil {
+	if m, err := new(sidecar).newMinter(t.Context(), nil); m != nil || err != nil {
 		t.Errorf("without an issuer: %v, %v", m, err)
+	}
+}
+
+// wantKillNoticed wants the store in dir, as a kill would leave it now, to know that what
+// was at work may have lost receipts, though it has none.
+func wantKillNoticed(t *testing.T, dir string) {
+	t.Helper()
+	left := t.TempDir()
+	if err := os.CopyFS(left, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	store, err := boltstore.Open(boltstore.Options{Dir: left})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	const workflow = "wf_0123456789-0123456789_"
+	goesOn := evidence.Receipt{ID: peac.NewReceiptID(time.Now().Add(-time.Minute)), Workflow: workflow, Step: "step_0123456789-0123456789_", JWS: "a.b.c"}
+	if err := store.Add(t.Context(), []evidence.Receipt{goesOn}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if whole, err := store.Whole(t.Context(), workflow); whole || err != nil {
+		t.Errorf("after a kill before the first receipt: Whole = %v, %v", whole, err)
 	}
 }
 

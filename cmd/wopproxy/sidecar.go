@@ -136,7 +136,7 @@ func (s *sidecar) open(ctx context.Context, c *config.Config, open openStore) er
 	}
 	s.countFullJournal()
 	s.recorder = ancestry.NewRecorder(s.store, ancestry.RecorderOptions{Queue: c.Limits.Queue, Registerer: s.metrics, Logger: s.log})
-	if s.minter, err = s.newMinter(signing); err != nil {
+	if s.minter, err = s.newMinter(ctx, signing); err != nil {
 		return err
 	}
 	if s.tracing, err = newTracing(ctx, c, sec, s.env, s.metrics, s.log); err != nil {
