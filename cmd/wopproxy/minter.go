@@ -52,7 +52,7 @@ func (s *sidecar) newMinter(ctx context.Context, o *evidence.Options) (*evidence
 	}
 	store := evidenceStore(s.store)
 	if store == nil {
-		s.log.Warn("no evidence is made: there is no store for it")
+		s.log.WarnContext(ctx, "no evidence is made: there is no store for it")
 		return nil, nil
 	}
 	// The store is to know before anything begins that receipts will come: a process that
