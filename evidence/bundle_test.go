@@ -278,6 +278,27 @@ func TestBundleStatus(t *testing.T) {
 	}
 }
 
+// TestBundleOfAHandoff has a workflow end as the task did that it began with, where its
+// states are told as those of a handoff.
+func TestBundleOfAHandoff(t *testing.T) {
+	for state, want := range map[string]string{
+		"completed": peac.Completed, "failed": peac.Failed, "rejected": peac.Failed, "canceled": peac.Cancelled, "working": peac.InProgress,
+	} {
+		s := seeing(t, func(*Options) {})
+		s.Introduce("", ownCard)
+		step := s.Leave(nil, s.tick())
+		step.Direction, step.Protocol, step.Peer = Egress, A2A, "https://b.example.com"
+		for _, state := range []string{"submitted", state} {
+			s.State(step, state, Observed{Direction: Egress, Protocol: A2A, Task: "task-0123456789abcdef", Ended: s.tick()})
+		}
+		s.end(step, Egress, Ongoing)
+		report := s.verify(s.whole(step.Workflow, 1000))
+		if !report.OK() || report.Summary == nil || report.Summary.Evidence.Status != want {
+			t.Errorf("%s: %+v, want %s", state, report, want)
+		}
+	}
+}
+
 // TestBundleWithoutSummary has no summary where it could not be true, and the
 // receipts all the same.
 func TestBundleWithoutSummary(t *testing.T) {

@@ -166,11 +166,13 @@ func TestEvidenceOfAHandoff(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		unknown  bool                          // the host's card was not seen
+		below    string                        // the path that it stands below
 		card     func(at, other string) string // of the callee, or of another, at the callee's place
 		from     string                        // where it is fetched: "" from the callee, else from another
 		to       bool                          // the callee's card is named
 		handoffs bool
 	}{
+		{name: "a card below a path of the host's", below: "/agents/another", card: func(at, _ string) string { return cardAt("b", at+"/a2a") }},
 		{name: "both", card: func(at, _ string) string { return cardAt("b", "b.example.com:50051", "::", at+"/other", at+"/a2a/") }, to: true, handoffs: true},
 		{name: "the host's alone", handoffs: true},
 		{name: "the callee's alone", unknown: true, card: func(at, _ string) string { return cardAt("b", at+"/a2a") }},
@@ -192,7 +194,7 @@ func TestEvidenceOfAHandoff(t *testing.T) {
 			f := newFile(t, "https://a.example.com")
 			s := newSidecar(t, "a.example.com", "http://"+host, f.tune)
 			if !tt.unknown {
-				if got := fetch(t, http.DefaultClient, http.MethodGet, s.ingress.URL+peac.CardPath, http.Header{}); got == own || !strings.Contains(got, s.ingress.Listener.Addr().String()) {
+				if got := fetch(t, http.DefaultClient, http.MethodGet, s.ingress.URL+tt.below+peac.CardPath, http.Header{}); got == own || !strings.Contains(got, s.ingress.Listener.Addr().String()) {
 					t.Fatalf("the card %s is not that of ingress", got)
 				}
 				s.handled.wait(t)

@@ -8,7 +8,9 @@ import (
 	"maps"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 	"github.com/wopproxy/wopproxy/evidence"
@@ -129,5 +131,45 @@ func TestEvidenceOfBodiesWithAttachment(t *testing.T) {
 	request, response := f.digests(t, s.recorded(t)[0].Workflow)
 	if request != "sha-256 "+sha256Of(call) || response != "sha-256 "+sha256Of(answer) {
 		t.Errorf("digests %s and %s", request, response)
+	}
+}
+
+// TestEvidenceOfLentBodies has a digest be of the body that was sent, also where the
+// memory that it was made in is another's by the time that it is signed.
+func TestEvidenceOfLentBodies(t *testing.T) {
+	var late sync.Mutex
+	f := newFile(t, "https://a.example.com", func(o *evidence.Options) {
+		o.Digests = true
+		o.Now = func() time.Time { late.Lock(); defer late.Unlock(); return time.Now() }
+	})
+	got := make(chan string, 10)
+	to := peer(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got <- string(body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, ok(`{"content":[]}`))
+	})
+	s := newSidecar(t, "a.example.com", "http://127.0.0.1:1", f.tune)
+	late.Lock()
+	inTime := sync.OnceFunc(late.Unlock)
+	t.Cleanup(inTime)
+	sent := map[string]bool{}
+	for _, text := range []string{"a", "b", "c", "d"} {
+		post(t, s.client(), "http://"+to+"/mcp", rpc("tools/call", `{"name":"x","pad":"`+strings.Repeat(text, 20<<10)+`"}`), ofRun("run-of-the-host-1"))
+		s.handled.wait(t)
+		sent["sha-256 "+sha256Of(<-got)] = true
+	}
+	inTime()
+	f.stop()
+	for _, r := range f.ofRun(t, "run-of-the-host-1") {
+		d := r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)["request_digest"].(map[string]any)
+		if told := fmt.Sprint(d["alg"], " ", d["value"]); !sent[told] {
+			t.Errorf("%s was not sent, or was told of before", told)
+		} else {
+			delete(sent, told)
+		}
+	}
+	if len(sent) > 0 {
+		t.Errorf("%d bodies were sent and not told of", len(sent))
 	}
 }

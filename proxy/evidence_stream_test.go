@@ -106,19 +106,21 @@ func TestEvidenceOfCancellation(t *testing.T) {
 	session := []string{"Mcp-Session-Id", "session-0123456789", "Mcp-Protocol-Version", "2025-11-25"}
 	for _, tt := range []struct {
 		name    string
+		caller  []string // the session of the call
 		session []string // of the cancellation
 		id      string
 		answer  string // after it; "" ends the stream
 		want    string
 		piped   string // over stdio, where there are no sessions
 	}{
-		{"not answered", session, "1", "", "cancelled cancelled", "cancelled cancelled"},
-		{"answered that it is", session, "1", `{"jsonrpc":"2.0","id":1,"error":{"code":0,"message":"Request cancelled"}}`, "cancelled cancelled", "cancelled cancelled"},
-		{"answered all the same", session, "1", ok(`{"content":[]}`), "invoked ok", "invoked ok"},
-		{"another request", session, "2", "", "invoked ongoing", ""},
-		{"of another type", session, `"1"`, "", "invoked ongoing", ""},
-		{"of another session", []string{"Mcp-Session-Id", "session-of-another", "Mcp-Protocol-Version", "2025-11-25"}, "1", "", "invoked ongoing", ""},
-		{"of no session", nil, "1", "", "invoked ongoing", ""},
+		{"not answered", session, session, "1", "", "cancelled cancelled", "cancelled cancelled"},
+		{"answered that it is", session, session, "1", `{"jsonrpc":"2.0","id":1,"error":{"code":0,"message":"Request cancelled"}}`, "cancelled cancelled", "cancelled cancelled"},
+		{"answered all the same", session, session, "1", ok(`{"content":[]}`), "invoked ok", "invoked ok"},
+		{"another request", session, session, "2", "", "invoked ongoing", ""},
+		{"of another type", session, session, `"1"`, "", "invoked ongoing", ""},
+		{"of another session", session, []string{"Mcp-Session-Id", "session-of-another", "Mcp-Protocol-Version", "2025-11-25"}, "1", "", "invoked ongoing", ""},
+		{"of a call without one", nil, nil, "1", "", "invoked unreachable", ""},
+		{"of no session", session, nil, "1", "", "invoked ongoing", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			notification := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + tt.id + `}}`
@@ -147,7 +149,7 @@ func TestEvidenceOfCancellation(t *testing.T) {
 					c, to = s.client(), "http://"+at+"/mcp"
 				}
 				ended := make(chan struct{})
-				call := request(t, at, []byte(rpc("tools/call", `{"name":"x"}`)), append(session, "Run-Id", "run-of-the-host-1", "Accept", "application/json, text/event-stream")...)
+				call := request(t, at, []byte(rpc("tools/call", `{"name":"x"}`)), append([]string{"Run-Id", "run-of-the-host-1", "Accept", "application/json, text/event-stream"}, tt.caller...)...)
 				call.URL, _ = url.Parse(to)
 				go func() {
 					defer close(ended)
