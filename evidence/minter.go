@@ -49,6 +49,7 @@ type Options struct {
 	States      int              // states of a task that are told of one step, at most; default 32
 	MaxUpstream int              // bytes of the receipts of others that may wait with ours; default 4 MiB
 	Names       int              // conversations, tasks and resumed runs whose workflow is known, and agents whose card is, at most of each; default 10 000
+	Recall      time.Duration    // for the store to tell what a run that began earlier did; default 10 s
 	Now         func() time.Time // default time.Now
 
 	// Live says whether a run of a workflow, or one of some runs, by the ids that they
@@ -127,6 +128,7 @@ func New(o Options) (*Minter, error) {
 	o.Queue = cmp.Or(o.Queue, 8192)
 	o.States = cmp.Or(o.States, 32)
 	o.Names = cmp.Or(o.Names, 10_000)
+	o.Recall = cmp.Or(o.Recall, 10*time.Second)
 	o.MaxUpstream = cmp.Or(o.MaxUpstream, 4<<20)
 	o.MaxBodies = cmp.Or(o.MaxBodies, 16<<20)
 	o.Digests = o.Digests && o.Privacy != Strict // they would show that two have seen the same

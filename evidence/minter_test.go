@@ -58,7 +58,7 @@ func newOffice(t testing.TB, tune ...func(*Options)) *office {
 	of := &office{store: &gate{Memory: NewMemory(), open: make(chan struct{})}, reg: prometheus.NewRegistry()}
 	close(of.store.open)
 	o := Options{
-		Issuer: "https://host-a.example.com", Host: testHost, IDKey: testIDKey, Store: of.store, Registerer: of.reg,
+		Issuer: "https://host-a.example.com", Host: testHost, IDKey: testIDKey, Store: of.store, Registerer: of.reg, Recall: time.Hour,
 		Keys: []Key{{Rotation: peac.Rotation{KeyID: "one", Public: testKey.Public().(ed25519.PublicKey)}, Private: testKey}},
 	}
 	for _, f := range tune {

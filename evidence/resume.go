@@ -10,12 +10,9 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-// Bounds on what is read of a run that began earlier: it is read once, while other
-// receipts wait.
-const (
-	maxRecalled   = 1000 // receipts of its workflow
-	recallTimeout = time.Second
-)
+// maxRecalled bounds the receipts of its workflow that are read for a run that began
+// earlier: that is done once, while other receipts wait.
+const maxRecalled = 1000
 
 // Resume returns a run that began earlier, in this process or in one before: its
 // workflow is the one that was stored with the run; empty: nothing was, and it is
@@ -66,7 +63,7 @@ func (m *Minter) recall(ctx context.Context, s *Step) {
 // inboundOf returns the newest inbound steps of a run that the store has receipts of,
 // newest last: one more than a step may have as parents.
 func (m *Minter) inboundOf(ctx context.Context, run *Run) ([]parent, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recallTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.o.Recall)
 	defer cancel()
 	stored, err := m.o.Store.Latest(ctx, run.Workflow, maxRecalled)
 	if err != nil {
@@ -93,6 +90,9 @@ func (m *Minter) inboundOf(ctx context.Context, run *Run) ([]parent, error) {
 		} else {
 			found = append(found, parent{r.Step, r.ID})
 		}
+	}
+	if len(stored) == maxRecalled && len(found) < maxParents { // there may be more behind
+		m.metrics.limits.WithLabelValues(limitParents).Inc()
 	}
 	slices.SortFunc(found, func(a, b parent) int { return strings.Compare(a.receipt, b.receipt) })
 	return found, nil

@@ -199,7 +199,11 @@ func TestResumeFault(t *testing.T) {
 		if tell {
 			close(store.told)
 		}
-		of := newOffice(t, func(o *Options) { o.Store = store })
+		of := newOffice(t, func(o *Options) {
+			if o.Store = store; !tell {
+				o.Recall = 20 * time.Millisecond
+			}
+		})
 		of.work()
 		resumed := of.Resume("run_1", run.Workflow)
 		first := of.Arrive(resumed, Place{}, time.Now())
@@ -235,5 +239,30 @@ func TestResumeFault(t *testing.T) {
 		if len(store.asked) > 0 {
 			t.Errorf("%s: it was asked again", name)
 		}
+	}
+}
+
+// crowded is a store whose newest receipts are all of other runs.
+type crowded struct{ *Memory }
+
+func (crowded) Latest(_ context.Context, _ string, limit int) ([]Receipt, error) {
+	return slices.Repeat([]Receipt{{Run: "run_2"}}, limit), nil
+}
+
+// TestResumeCrowded counts that steps of the run may lie behind what is read.
+func TestResumeCrowded(t *testing.T) {
+	store := crowded{NewMemory()}
+	of := newOffice(t, func(o *Options) { o.Store = store })
+	resumed := of.Resume("run_1", "")
+	for range 2 {
+		of.End(of.Leave(resumed, time.Now()), Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: time.Now()})
+	}
+	of.work()
+	of.stop()
+	if got := testutil.ToFloat64(of.metrics.limits.WithLabelValues(limitParents)); got != 1 {
+		t.Errorf("counted %v times, want once", got)
+	}
+	if stored, _, err := store.Receipts(t.Context(), resumed.Workflow, "", 10); len(stored) != 2 || err != nil {
+		t.Errorf("%d receipts, %v, want 2", len(stored), err)
 	}
 }

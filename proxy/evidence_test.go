@@ -39,7 +39,8 @@ func newFile(t testing.TB, issuer string, tune ...func(*evidence.Options)) *file
 	f := &file{Memory: evidence.NewMemory(), issuer: issuer, public: key.Public().(ed25519.PublicKey)}
 	o := evidence.Options{
 		Issuer: issuer, Host: strings.TrimPrefix(issuer, "https://"), Store: f.Memory, IDKey: []byte("0123456789abcdef0123456789abcdef"),
-		Keys: []evidence.Key{{Rotation: peac.Rotation{KeyID: "one", Public: f.public}, Private: key}},
+		Recall: time.Hour,
+		Keys:   []evidence.Key{{Rotation: peac.Rotation{KeyID: "one", Public: f.public}, Private: key}},
 	}
 	for _, f := range tune {
 		f(&o)
