@@ -36,12 +36,14 @@ type Answer struct {
 	// Batch has the first 64 messages of an array.
 	Batch []Answer
 
-	progress []byte // MCP: the token of the request whose progress a notification tells
+	// ProgressToken is that of the request whose progress a notification tells, as it
+	// is written there, part of the body. MCP.
+	ProgressToken []byte
 }
 
 // ProgressOf returns the token of the request whose progress a notification of MCP
 // tells, in the form of Message.ProgressToken; "": it tells of none.
-func (a *Answer) ProgressOf() string { return canonicalID(a.progress) }
+func (a *Answer) ProgressOf() string { return canonicalID(a.ProgressToken) }
 
 // ReadAnswer reads a response body, the data of a stream's event, or the body
 // of a webhook. bare says that there is no JSON-RPC envelope: A2A over REST, and
@@ -149,7 +151,7 @@ func (d *doc) readAnswerMCP(a *Answer) {
 	a.TaskResult = d.first(atTaskResult) == '{'
 	a.TaskToolError = bytes.Equal(d.raw(atTaskIsError), []byte("true"))
 	if a.Kind == Notification && bytes.Equal(d.raw(atMethod), []byte(`"notifications/progress"`)) {
-		a.progress = d.raw(atToldProgress)
+		a.ProgressToken = d.raw(atToldProgress)
 	}
 	if d.first(atTaskWrapper) == '{' {
 		a.TaskID = d.text(atWrappedTaskID, maxID)
