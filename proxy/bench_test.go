@@ -187,7 +187,8 @@ func BenchmarkExchange(b *testing.B) {
 }
 
 // BenchmarkEvidence is the exchange of BenchmarkExchange with a receipt of each, which
-// is signed and stored on the side: its cost is in the figures, too.
+// is signed and stored on the side: its cost is in the figures, too, as far as it is
+// signed meanwhile.
 func BenchmarkEvidence(b *testing.B) {
 	to := peer(b, benchAnswer)
 	b.Run("ingress/MCP", func(b *testing.B) {

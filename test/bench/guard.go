@@ -39,7 +39,6 @@ var pieces = []piece{
 	{"./proxy", "ReadHead", "30ms", 0},
 	{"./proxy", "Events", "30ms", 0.02},
 	{"./proxy", "Exchange", "50ms", 0.05},
-	{"./proxy", "Evidence", "50ms", 0.3}, // how much is signed meanwhile is chance
 }
 
 // times is how often each benchmark runs.
