@@ -318,3 +318,34 @@ func TestAttachGRPC(t *testing.T) {
 		})
 	}
 }
+
+// TestAttachBetweenHosts has a host be told of the receipts of another by its answers:
+// those of its own calls refer to them, and it puts none on what it is answered.
+func TestAttachBetweenHosts(t *testing.T) {
+	h := newTwoHosts(t, attaching, attaching)
+	workflow := h.a.recorded(t)[0].Workflow
+	ofB, _, err := h.fb.Receipts(t.Context(), workflow, "", 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := map[any]bool{}
+	for _, r := range ofB {
+		refs[peac.ReceiptRef(r.JWS)] = true
+	}
+	ofA, _ := h.fa.of(t, workflow)
+	var told []string
+	for _, r := range ofA {
+		action, _ := r.Claims.Extensions[peac.ActionGroup].(map[string]any)
+		exchange := r.Claims.Extensions[peac.ExchangeGroup].(map[string]any)
+		if ref := action["upstream_artifact_ref"]; refs[ref] {
+			told = append(told, fmt.Sprint(exchange["direction"], " ", exchange["protocol"], " ", exchange["outcome"]))
+		} else if ref != nil {
+			t.Errorf("%v is no receipt of B's", ref)
+		}
+	}
+	if want := []string{"egress mcp ok"}; !slices.Equal(told, want) {
+		t.Errorf("of A's receipts %v refer to B's, want those of %v", told, want)
+	}
+	h.b.wantSeries(t, `wopproxy_receipts_attached_total{carrier="mcp"}`, 1)
+	h.a.wantSeries(t, `wopproxy_receipts_attached_total{carrier="mcp"}`, 0)
+}

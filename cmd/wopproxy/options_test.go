@@ -82,3 +82,20 @@ func TestPolicyOfHostHeader(t *testing.T) {
 		}
 	}
 }
+
+// TestPolicyOfReceipts has answers bear receipts where that is asked for, and never
+// under strict privacy.
+func TestPolicyOfReceipts(t *testing.T) {
+	const signs = "evidence: {issuer: https://h.example.com, key: {file: k}, idKey: {env: K}"
+	for text, want := range map[string]bool{
+		"":                                       false,
+		signs + "}":                              false,
+		signs + ", attach: true}":                true,
+		signs + ", attach: true, privacy: open}": true,
+		signs + ", attach: true, privacy: strict}": false,
+	} {
+		if got := policyOf(t, "", text).AttachReceipts; got != want {
+			t.Errorf("AttachReceipts of %q = %v, want %v", text, got, want)
+		}
+	}
+}
