@@ -266,3 +266,25 @@ func TestResumeCrowded(t *testing.T) {
 		t.Errorf("%d receipts, %v, want 2", len(stored), err)
 	}
 }
+
+// TestSealResumed signs nothing at once where the store is to tell of the parents.
+func TestSealResumed(t *testing.T) {
+	before := newOffice(t)
+	run := before.Open("run_1", Origin{})
+	one := before.Arrive(run, Place{}, time.Now().Add(-time.Minute))
+	before.End(one, ended(OK))
+	before.work()
+	before.stop()
+
+	of := after(t, before)
+	two := of.Arrive(of.Resume("run_1", run.Workflow), Place{}, time.Now())
+	if ref, _ := of.Seal(two, ended(OK)); ref != "" {
+		t.Error("a step was signed without its parent")
+	}
+	of.End(two, ended(OK))
+	of.work()
+	of.stop()
+	if got := of.parentsOf(t, run.Workflow)[two.Step]; !slices.Equal(got, []string{one.Step}) {
+		t.Errorf("parents %v, want %s", got, one.Step)
+	}
+}

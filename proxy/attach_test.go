@@ -13,6 +13,7 @@ import (
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -348,4 +349,31 @@ func TestAttachBetweenHosts(t *testing.T) {
 	}
 	h.b.wantSeries(t, `wopproxy_receipts_attached_total{carrier="mcp"}`, 1)
 	h.a.wantSeries(t, `wopproxy_receipts_attached_total{carrier="mcp"}`, 0)
+}
+
+// TestAttachBesideAnother has a receipt of ours refer to the one that it stands beside,
+// and none be taken for another's that is ours.
+func TestAttachBesideAnother(t *testing.T) {
+	other := peac.ReceiptRef("another")
+	to := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":1,"result":{"message":{"messageId":"m","metadata":{%q:{"carriers":[{"receipt_ref":%q}]}}}}}`, peac.TraceabilityExtension, other)
+	})
+	reg := prometheus.NewRegistry()
+	f := newFile(t, "https://agent.example.com", func(o *evidence.Options) { o.Registerer = reg })
+	s := newSidecar(t, "agent.example.com", "http://"+to, f.tune, attaching)
+	post(t, http.DefaultClient, s.ingress.URL+"/a2a", askAgent, traceable)
+	s.handled.wait(t)
+	f.stop()
+	receipts, _ := f.of(t, s.recorded(t)[0].Workflow)
+	if len(receipts) != 1 {
+		t.Fatalf("%d receipts, want 1", len(receipts))
+	}
+	if got := receipts[0].Claims.Extensions[peac.ActionGroup].(map[string]any)["upstream_artifact_ref"]; got != other {
+		t.Errorf("it refers to %v, want %s", got, other)
+	}
+	found := (&sidecar{reg: reg}).series(t)
+	if found[`wopproxy_evidence_upstream_total{verdict="reference"}`] != 1 || found[`wopproxy_evidence_limit_hits_total{limit="upstream"}`] != 0 {
+		t.Errorf("counted: %v", found)
+	}
 }
