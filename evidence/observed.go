@@ -148,7 +148,7 @@ func (m *Minter) claims(e *entry, issued time.Time) peac.Claims {
 	case peac.CardObserved:
 		c.Extensions[peac.HandoffGroup] = peac.NewCardObservation(o.Card.Ref, o.Card.Signed, instant(o.Ended))
 	case taskTypes[e.state]:
-		c.Extensions[peac.HandoffGroup] = peac.NewTaskHandoff(c.Type, m.namerOf(s).TaskRef("", s.Peer, o.Task), e.state,
+		c.Extensions[peac.HandoffGroup] = peac.NewTaskHandoff(c.Type, m.namerOf(s).TaskRef(s.audience, s.Peer, o.Task), e.state,
 			peac.AgentCard{CardRef: e.from}, peac.AgentCard{CardRef: e.to}, instant(o.Ended))
 	case peac.ExchangeGroup:
 	default:
