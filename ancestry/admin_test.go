@@ -164,7 +164,7 @@ func TestAdminEvidence(t *testing.T) {
 		"told-to-all/evidence?audience=https://b.example.com":     `{"error":"validation_error","message":"nothing is signed for an audience alone: that takes evidence.privacy: strict"}`,
 		"plain/evidence?limit=0":                                  `{"error":"validation_error","message":"limit must be a number from 1"}`,
 		"a%20b/evidence":                                          `{"error":"validation_error","message":`,
-		"nobody/evidence":                                         `{"error":"not_found","message":"no such receipt of such a run: it was not signed here, it is older than what is kept, or its workflow has more than a bundle may have"}`,
+		"nobody/evidence":                                         `{"error":"not_found","message":"no such receipt of such a run: its call goes on, it was not signed here or not for that audience, it is older than what is kept, or its workflow has more than a bundle may have"}`,
 		"root-1/evidence":                                         `{"error":"internal_error","message":"internal error"}`,
 	} {
 		if got := body(t, ask(a.Admin(), "/ancestry/v1/runs/"+path)); !strings.HasPrefix(got, want) {

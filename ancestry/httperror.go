@@ -46,7 +46,7 @@ var (
 	errNoEvidence = &apiError{status: http.StatusNotFound, code: "not_found",
 		message: "nothing is signed here: evidence.issuer is not configured"}
 	errNoReceipt = &apiError{status: http.StatusNotFound, code: "not_found",
-		message: "no such receipt of such a run: it was not signed here, it is older than what is kept, or its workflow has more than a bundle may have"}
+		message: "no such receipt of such a run: its call goes on, it was not signed here or not for that audience, it is older than what is kept, or its workflow has more than a bundle may have"}
 )
 
 func badRequest(message string) error {

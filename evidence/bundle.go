@@ -309,7 +309,9 @@ func (m *Minter) tell(a *account) peac.SummaryEvidence {
 	}
 	if m.o.Privacy != Strict {
 		const most = 100
-		e.OrchestratorID = m.names.HostRef("", m.o.Host)
+		if len(a.external) == 0 { // else who has begun it is elsewhere
+			e.OrchestratorID = m.names.HostRef("", m.o.Host)
+		}
 		e.AgentsInvolved = slices.Sorted(maps.Keys(a.agents))
 		e.AgentsInvolved = e.AgentsInvolved[:min(len(e.AgentsInvolved), most)]
 	}

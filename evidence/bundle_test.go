@@ -751,3 +751,33 @@ func TestCheck(t *testing.T) {
 		t.Errorf("an issuer without an origin publishes: %d", w.Code)
 	}
 }
+
+// TestOrchestrator has a summary name the host as the one that has begun a workflow
+// only where it has.
+func TestOrchestrator(t *testing.T) {
+	of := newOffice(t)
+	own := of.Open("run_1", Origin{})
+	from := Place{of.names.RunWorkflow("elsewhere", "run_9"), of.names.Step("wf", "exchange")}
+	carried := of.Open("run_2", Origin{Carried: from})
+	of.End(of.Arrive(own, Place{}, time.Now()), ended(OK))
+	of.End(of.Arrive(carried, from, time.Now()), ended(OK))
+	of.work()
+	of.stop()
+	for run, want := range map[*Run]string{own: of.names.HostRef("", testHost), carried: "ref:orchestrator"} {
+		set, err := of.SetOf(t.Context(), "", run.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := of.Bundle(t.Context(), set, "", 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := peac.Verify(b.Summary, testKeys.Of("https://host-a.example.com"), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Summary.Evidence.OrchestratorID; got != want {
+			t.Errorf("orchestrator_id of %s is %s, want %s", run.id, got, want)
+		}
+	}
+}

@@ -15,14 +15,14 @@ import (
 	"github.com/wopproxy/wopproxy/ancestry/peac"
 )
 
-const evidenceManual = `evidence export RUN [-admin URL | -config FILE] [-audience ORIGIN] > FILE
-       wopproxy evidence verify FILE|URL
+const evidenceManual = `evidence export RUN [-admin URL | -config FILE] [-audience ORIGIN] [-proof REF] > FILE
+       wopproxy evidence verify FILE|URL [-jwks FILE|URL] [-issuer ISSUER|FILE|URL] [-whole]
 
 export asks a wopproxy, on its admin listener, for all that it has signed of the
 workflow of RUN, and prints it as one bundle, which verify reads. With -proof it is
 one receipt, and the proof that it is one of them. With -audience it is what was
-signed for ORIGIN alone, where that is asked of evidence.privacy: strict: of the calls
-to it, under ids that nobody else knows. With -config or -config-env it is read from
+signed for ORIGIN alone, of the calls to it, under ids that nobody else knows; only
+evidence.privacy: strict makes that. With -config or -config-env it is read from
 the store that the configuration names, of a wopproxy that has stopped.
 
 verify checks a bundle of evidence (PEAC, wire format 0.2): that the issuer signed each
@@ -35,6 +35,9 @@ are taken: then it is shown that one key signed all of it, and not whose that is
 -issuer is who the evidence has to be of: an https:// origin or a DID, or the
 document that it publishes at /.well-known/peac-issuer.json. Of the document, a key
 that is revoked is refused; without it, none is known to be. Nothing else is fetched.
+
+Only a summary says that no receipt was taken out of a bundle, and there is none while
+calls go on or where receipts were lost. With -whole it has to be there, and to hold.
 
 Exits 0 if all of it holds, 1 if anything fails, or the bundle can't be had.
 
@@ -49,6 +52,7 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	issuer := f.String("issuer", "", "the `issuer` that the evidence has to be of, or its document, FILE or URL")
 	admin := f.String("admin", "http://127.0.0.1:9090", "export: `URL` of the wopproxy's admin listener")
 	audience := f.String("audience", "", "export: the `origin` that the receipts are to be for, such as https://agent.example.com")
+	whole := f.Bool("whole", false, "verify: fail without a summary, which alone shows that nothing is missing")
 	proof := f.String("proof", "", "export: the `reference` of the one receipt that is wanted")
 	from := sourceFlags(f)
 	timeout := f.Duration("timeout", 30*time.Second, "time for all that is fetched")
@@ -97,6 +101,10 @@ func evidenceCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		return err
 	}
 	if !report.OK() {
+		return errEvidence
+	}
+	if *whole && report.Summary == nil {
+		fmt.Fprintln(stderr, "-whole: there is no summary, so receipts may be missing")
 		return errEvidence
 	}
 	return nil

@@ -71,6 +71,14 @@ func TestEvidenceCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	summed := whole
+	summed.Summary, err = signer.Summarize(peac.SummaryEvidence{
+		WorkflowID: wf, Status: peac.Completed, StartedAt: peac.FormatTime(now), CompletedAt: peac.FormatTime(now),
+		OrchestratorID: "ref:orchestrator", AgentsInvolved: []string{},
+	}, []string{peac.ReceiptRef(whole.Receipts[0]), peac.ReceiptRef(whole.Receipts[1])}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
 	paged := 0
 	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		page, commitment := whole, *all.Commitment
@@ -126,6 +134,8 @@ func TestEvidenceCommand(t *testing.T) {
 		{"host", []string{"verify", host.URL + "/bundle", "-jwks", host.URL + "/jwks", "-issuer", issuer}, 0, tree, ""},
 		{"its own keys", []string{"verify", file}, 0, tree, "that they are of " + issuer + " is not shown"},
 		{"another's keys", []string{"verify", file, "-jwks", others}, 1, "E_INVALID_SIGNATURE: ", "the evidence does not hold"},
+		{"the whole", []string{"verify", write("summed.json", summed), "-jwks", keys, "-whole"}, 0, tree, ""},
+		{"what nobody has summed up", []string{"verify", file, "-jwks", keys, "-whole"}, 1, tree, "-whole: there is no summary, so receipts may be missing"},
 		{"a gap", []string{"verify", write("gap.json", gap), "-jwks", keys}, 1, "E_WORKFLOW_PARENT_NOT_FOUND: ", "the evidence does not hold"},
 		{"no keys", []string{"verify", write("bare.json", bare)}, 1, "", "name the issuer's with -jwks"},
 		{"keys that are none", []string{"verify", file, "-jwks", file}, 1, "", "the keys of " + issuer + ": E_INVALID_FORMAT"},

@@ -7,6 +7,7 @@
 //	wopproxy check -config wopproxy.yaml      say what is wrong with a configuration
 //	wopproxy ancestry RUN -host URL           ask who caused a run, host by host
 //	wopproxy audit FILE|URL                   check an event log against the execution model
+//	wopproxy evidence export RUN              print the signed evidence of a run as one bundle
 //	wopproxy evidence verify FILE|URL         check signed evidence of a workflow, offline
 //	wopproxy inject -f FILE                   put a wopproxy beside the hosts of a manifest
 //	wopproxy webhook -service NAME ...        put one beside the hosts of a cluster
@@ -56,7 +57,7 @@ var commands = []command{
 	{"check", "say what is wrong with a configuration", checkCommand},
 	{"ancestry", "ask who caused a run, host by host", ancestryCommand},
 	{"audit", "check an event log against the execution model", auditCommand},
-	{"evidence", "check signed evidence of a workflow", evidenceCommand},
+	{"evidence", "export and check signed evidence of a workflow", evidenceCommand},
 	{"inject", "put a wopproxy beside the hosts of a manifest", injectCommand},
 	{"webhook", "put a wopproxy beside the hosts of a cluster", webhookCommand},
 	{"health", "say whether a wopproxy is ready", healthCommand},

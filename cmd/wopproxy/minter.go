@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -155,6 +156,9 @@ func evidenceKeys(e config.Evidence) ([]evidence.Key, error) {
 		var k evidence.Key
 		if err == nil {
 			k, err = evidence.ParseKey(text, id)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: put it back, or, if it is lost, make another with openssl genpkey -algorithm ed25519, under another keyId", err)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %s: %w", key, file, err))

@@ -82,7 +82,7 @@ func TestMinter(t *testing.T) {
 	}{
 		{"a key", "key.pem", secret, nil, nil, ""},
 		{"and one that has signed", "key.pem", secret, []config.EvidenceKey{{File: at("next.pub"), KeyID: "old"}}, nil, ""},
-		{"a lost key", "lost.pem", secret, nil, nil, "evidence.key: " + at("lost.pem") + ": open " + at("lost.pem")},
+		{"a lost key", "lost.pem", secret, nil, nil, "evidence.key: " + at("lost.pem") + ": open " + at("lost.pem") + ": no such file or directory: put it back, or, if it is lost, make another with openssl genpkey"},
 		{"no key", "other.pem", secret, nil, nil, "make one with openssl genpkey -algorithm ed25519"},
 		{"the public half", "key.pub", secret, nil, nil, "write the file of the private one"},
 		{"a short secret", "key.pem", "0f", nil, nil, "evidence.idKey: not 64 hex digits: make it with openssl rand -hex 32"},

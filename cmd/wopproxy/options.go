@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -32,6 +33,9 @@ func readSecrets(c *config.Config, env lookupEnv) (*secrets, error) {
 			return ""
 		}
 		v, err := s.Read(env)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: put it back, or make another and write it there", err)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 		}
