@@ -484,7 +484,7 @@ func tests(t *testing.T, pod object) {
 		t.Fatal(err)
 	}
 	// Whatever other pods have, this one needs nothing that its namespace has not.
-	settings := map[string]string{"mode": "transparent", "store": "volume/data", "config-map": "missing", "bearer-secret": "missing"}
+	settings := map[string]string{"mode": "transparent", "store": "volume/data", "config-map": "missing", "bearer-secret": "missing", "evidence-secret": "missing"}
 	out, _, err := inject.Inject(text, inject.Options{Image: "wopproxy:test", Settings: settings})
 	if err != nil {
 		t.Fatalf("the pod of helm test can't be injected: %v", err)

@@ -55,7 +55,7 @@ func (o Options) Check() error {
 	if err := p.choosePorts(); err != nil {
 		return err
 	}
-	_, err = p.config()
+	_, _, err = p.config()
 	return err
 }
 

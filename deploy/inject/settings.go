@@ -54,6 +54,7 @@ var Settings = []Setting{
 	{"single-flight", "false", "`attribution.singleFlight`: `true` only where one pod, or sticky routing, makes a run's calls leave the pod that it came to", oneOf("true", "false")},
 	{"otlp-endpoint", "", "`tracing.otlp.endpoint`", nil},
 	{"bearer-secret", "", "a Secret whose key `token` is `ancestry.auth.bearer`", match(dnsName, "the name of a Secret")},
+	{"evidence-secret", "", "a Secret whose keys are files of the sidecar alone, in `/run/wopproxy-evidence`: what `evidence` signs with", match(dnsName, "the name of a Secret")},
 	{"config-map", "", "a ConfigMap whose `wopproxy.yaml` says the rest, and is read again when it changes. What is set here, and the addresses, outrank it", match(dnsName, "the name of a ConfigMap")},
 	{"store", "pod", "where links are kept: `pod`, on the node and as long as the pod; `memory`; or `volume/NAME`, a volume of the pod or a claim template of its StatefulSet, which the user 65532 may write to (with `transparent` 61337, in the group 65532)", match(`pod|memory|volume/`+dnsName, "pod, memory or volume/NAME")},
 	{"drain", "5s", "how long the host goes on serving when the pod is deleted, while endpoints lag: a preStop sleep, unless it has a preStop hook. In the first half of it callers leave the connections that they keep", checkDrain},

@@ -1,7 +1,9 @@
 package inject
 
 import (
+	"errors"
 	"fmt"
+	slashes "path"
 	"strconv"
 	"strings"
 	"time"
@@ -13,11 +15,12 @@ import (
 
 // Where the sidecar has its files.
 const (
-	configDir    = "/etc/wopproxy"     // the user's ConfigMap
-	configFile   = "wopproxy.yaml"     // in it
-	linksDir     = "/var/lib/wopproxy" // the store
-	shareDir     = "/run/wopproxy"     // what the containers read: roots and shims
-	authorityDir = "/run/wopproxy-ca"  // the key that signs certificates for the containers
+	configDir    = "/etc/wopproxy"          // the user's ConfigMap
+	configFile   = "wopproxy.yaml"          // in it
+	linksDir     = "/var/lib/wopproxy"      // the store
+	shareDir     = "/run/wopproxy"          // what the containers read: roots and shims
+	authorityDir = "/run/wopproxy-ca"       // the key that signs certificates for the containers
+	evidenceDir  = "/run/wopproxy-evidence" // the keys of evidence
 	bundleFile   = "/run/wopproxy/bundle.pem"
 	configEnv    = "WOPPROXY_CONFIG"
 	readersEnv   = "WOPPROXY_BEARER"
@@ -34,6 +37,7 @@ const (
 	shareVolume     = sidecarName + "-share"
 	authorityVolume = sidecarName + "-ca"
 	configVolume    = sidecarName + "-config"
+	evidenceVolume  = sidecarName + "-evidence"
 )
 
 // shares reports whether the containers read files of the sidecar.
@@ -43,8 +47,11 @@ func (p *plan) intercepts() bool { return len(p.s.list("intercept")) > 0 }
 
 // sidecar returns the container.
 func (p *plan) sidecar() (object, error) {
-	text, err := p.config()
+	text, says, err := p.config()
 	if err != nil {
+		return nil, err
+	}
+	if err := p.provided(says.Evidence); err != nil {
 		return nil, err
 	}
 	args := []any{"serve", "-config-env", configEnv}
@@ -180,6 +187,9 @@ func (p *plan) sidecarMounts() []any {
 	if p.s["config-map"] != "" {
 		list = append(list, object{"name": configVolume, "mountPath": configDir, "readOnly": true})
 	}
+	if p.s["evidence-secret"] != "" {
+		list = append(list, object{"name": evidenceVolume, "mountPath": evidenceDir, "readOnly": true})
+	}
 	return list
 }
 
@@ -203,25 +213,67 @@ func (p *plan) volumes() (list []object) {
 	if name := p.s["config-map"]; name != "" {
 		list = append(list, object{"name": configVolume, "configMap": object{"name": name}})
 	}
+	if name := p.s["evidence-secret"]; name != "" {
+		// Its files are root's, and have the mode 0644 by default: one that is stricter takes an
+		// fsGroup for the sidecar's user to read them, and that is the host's to choose.
+		list = append(list, object{"name": evidenceVolume, "secret": object{"secretName": name}})
+	}
 	return list
 }
 
-// config returns the text of the sidecar's configuration, as the kubelet expands it.
-func (p *plan) config() (string, error) {
+// provided refuses evidence with files that the sidecar would not find: it would not
+// start, nor the pod with it. What a ConfigMap says is not seen.
+func (p *plan) provided(e config.Evidence) error {
+	if e.Issuer == "" {
+		return nil
+	}
+	var errs []error
+	needs := func(key, file string) {
+		if file != "" && !p.mounted(file) {
+			errs = append(errs, fmt.Errorf("%s is %s, which the sidecar has not: put it into the Secret that %sevidence-secret names, and write %s",
+				key, file, Prefix, slashes.Join(evidenceDir, slashes.Base(file))))
+		}
+	}
+	needs("evidence.key.file", e.Key.File)
+	needs("evidence.idKey.file", e.IDKey.File)
+	for i, k := range e.Keys {
+		needs(fmt.Sprintf("evidence.keys[%d].file", i), k.File)
+	}
+	for i, k := range e.Known {
+		needs(fmt.Sprintf("evidence.known[%d].file", i), k.File)
+	}
+	if name := e.IDKey.Env; name != "" {
+		errs = append(errs, fmt.Errorf("evidence.idKey.env is %s, which nobody sets for the sidecar: put it into the Secret that %sevidence-secret names, and write evidence.idKey.file", name, Prefix))
+	}
+	return errors.Join(errs...)
+}
+
+// mounted reports whether a file is in a volume that may hold it before the sidecar
+// starts.
+func (p *plan) mounted(file string) bool {
+	file = slashes.Clean(file)
+	return p.s["evidence-secret"] != "" && strings.HasPrefix(file, evidenceDir+"/") ||
+		strings.HasPrefix(p.s["store"], "volume/") && strings.HasPrefix(file, linksDir+"/")
+}
+
+// config returns the sidecar's configuration: the text, as the kubelet expands it, and
+// what it says.
+func (p *plan) config() (string, *config.Config, error) {
 	all := object{}
 	if p.s["config-map"] == "" {
 		if err := yaml.Unmarshal(p.o.Config, &all); err != nil {
-			return "", fmt.Errorf("the configuration for all sidecars is not YAML: %w", err)
+			return "", nil, fmt.Errorf("the configuration for all sidecars is not YAML: %w", err)
 		}
 	}
 	merge(all, p.generated())
 	text := strings.Join((&splicer{}).block(all, 0, 0), "\n") + "\n"
-	if _, err := config.Parse(strings.NewReader(strings.ReplaceAll(text, namespaceRef, "namespace"))); err != nil {
-		return "", fmt.Errorf("the settings make no configuration:\n%w", err)
+	c, err := config.Parse(strings.NewReader(strings.ReplaceAll(text, namespaceRef, "namespace")))
+	if err != nil {
+		return "", nil, fmt.Errorf("the settings make no configuration:\n%w", err)
 	}
 	// The kubelet takes $(NAME) for a variable, and $$ for a dollar.
 	text = strings.ReplaceAll(text, "$", "$$")
-	return strings.ReplaceAll(text, "$"+namespaceRef, namespaceRef), nil
+	return strings.ReplaceAll(text, "$"+namespaceRef, namespaceRef), c, nil
 }
 
 // merge puts what is in over into base.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -249,5 +250,74 @@ func TestConfigText(t *testing.T) {
 	}
 	if c.Drain.Timeout.Seconds() != 20 || c.Log.Level.String() != "WARN" {
 		t.Errorf("drain.timeout = %v, log.level = %v: want what is generated to outrank, and the rest to stay", c.Drain.Timeout, c.Log.Level)
+	}
+}
+
+// TestEvidenceSecret: the keys of evidence are in the sidecar alone, where its user can
+// read them, and nowhere unless they are asked for.
+func TestEvidenceSecret(t *testing.T) {
+	const manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {initContainers: [{name: first}], containers: [{name: a, ports: [{name: http, containerPort: 80}]}, {name: b}]}\n"
+	for _, mode := range []string{"explicit", "transparent"} {
+		for _, secret := range []string{"", "keys"} {
+			o := inject.Options{Image: "w:1", Settings: map[string]string{"mode": mode, "carry": "auto", "intercept": "a.example.com", "evidence-secret": secret}}
+			out, _, err := inject.Inject([]byte(manifest), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod := specOf(strict(t, string(out))[0])
+			volume := ""
+			for _, v := range pod.Volumes {
+				if v.Secret == nil {
+					continue
+				}
+				if v.Secret.SecretName != "keys" || volume != "" || v.Secret.DefaultMode != nil && *v.Secret.DefaultMode&0o004 == 0 {
+					t.Errorf("%s: the pod has the Secret %+v, want keys alone, for all to read", mode, v)
+				}
+				volume = v.Name
+			}
+			if (volume != "") != (secret != "") {
+				t.Errorf("%s: with the Secret %q, its volume is %q", mode, secret, volume)
+			}
+			mounted := map[string]corev1.VolumeMount{}
+			for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+				for _, m := range c.VolumeMounts {
+					if m.Name == volume || strings.Contains(m.MountPath, "evidence") {
+						mounted[c.Name] = m
+					}
+				}
+			}
+			want := map[string]corev1.VolumeMount{}
+			if secret != "" {
+				want["wopproxy"] = corev1.VolumeMount{Name: volume, MountPath: "/run/wopproxy-evidence", ReadOnly: true}
+			}
+			if diff := cmp.Diff(want, mounted); diff != "" {
+				t.Errorf("%s, Secret %q: containers that have it (-want +got)\n%s", mode, secret, diff)
+			}
+		}
+	}
+}
+
+// TestEvidenceOfSome: evidence in the configuration for all, as the documentation has it,
+// is no mistake as such, for pods may bring the keys, or a ConfigMap that says something
+// else.
+func TestEvidenceOfSome(t *testing.T) {
+	const manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {%s}}\nspec: {containers: [{name: a, ports: [{name: http, containerPort: 80}]}]}\n"
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, ok := strings.Cut(string(readme), "\n    evidence:\n")
+	example, _, ends := strings.Cut(example, "\n\n")
+	if !ok || !ends {
+		t.Fatal("README.md has no example of evidence")
+	}
+	o := inject.Options{Image: "w:1", Config: []byte("    evidence:\n" + example + "\n")}
+	if err := o.Check(); err != nil {
+		t.Errorf("Check() = %v", err)
+	}
+	for annotation, ok := range map[string]bool{"": false, "wopproxy.dev/evidence-secret: keys": true, "wopproxy.dev/config-map: own": true, "wopproxy.dev/store: memory": false} {
+		if _, _, err := inject.Inject(fmt.Appendf(nil, manifest, annotation), o); (err == nil) != ok {
+			t.Errorf("annotated with %q: error %v, want one: %t", annotation, err, !ok)
+		}
 	}
 }
