@@ -19,7 +19,7 @@ func FuzzInject(f *testing.F) {
 			f.Add([]byte(a.files["in"]))
 		}
 	}
-	o := inject.Options{Image: "w:1", Settings: map[string]string{"carry": "auto", "intercept": "a.example.com"}}
+	o := inject.Options{Image: "w:1", Settings: map[string]string{"carry": "auto", "intercept": "a.example.com", "evidence-secret": "keys"}}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		out, _, err := inject.Inject(in, o)
 		if err != nil {
