@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/url"
-	"regexp"
+	"strings"
 )
 
 // The places of a receipt on an answer.
@@ -29,7 +29,21 @@ const MaxCarrier = 65_536
 // maxCarriers bounds those of one answer that are read.
 const maxCarriers = 64
 
-var compact = regexp.MustCompile(`^[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+$`)
+// isCompact reports whether a text has the form of a compact JWS.
+func isCompact(text string) bool {
+	parts := 0
+	for part := range strings.SplitSeq(text, ".") {
+		if parts++; part == "" {
+			return false
+		}
+		for _, c := range []byte(part) {
+			if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+				return false
+			}
+		}
+	}
+	return parts == 3
+}
 
 // Carrier is how a receipt rides on an answer. Who reads one knows nothing yet: what
 // JWS says counts once Verify has accepted it.
@@ -49,13 +63,14 @@ func NewCarrier(jws string) Carrier { return Carrier{Ref: ReceiptRef(jws), JWS: 
 // another form, or is not that of the receipt beside it, its URL is not https or has
 // credentials, or it is longer than MaxCarrier.
 func (c Carrier) Check() error {
+	if !hashRef.MatchString(c.Ref) {
+		return fail(CodeInvalidFormat, "receipt_ref is no reference to a receipt")
+	}
 	text, err := json.Marshal(c)
 	switch {
 	case err != nil || len(text) > MaxCarrier:
 		return fail(CodeInvalidFormat, "the carrier has more than %d bytes", MaxCarrier)
-	case !hashRef.MatchString(c.Ref):
-		return fail(CodeInvalidFormat, "receipt_ref is no reference to a receipt")
-	case c.JWS != "" && !compact.MatchString(c.JWS):
+	case c.JWS != "" && !isCompact(c.JWS):
 		return fail(CodeInvalidFormat, "receipt_jws is no compact JWS")
 	case c.JWS != "" && ReceiptRef(c.JWS) != c.Ref:
 		return fail(CodeInvalidFormat, "receipt_ref is not that of receipt_jws")
@@ -73,109 +88,128 @@ func (c Carrier) Check() error {
 // FindCarriers returns the carriers on an answer of MCP or A2A, with or without its
 // JSON-RPC envelope, in the places that PEAC gives them, and nowhere else: what a
 // tool returns is no evidence. At most 64 are read; refused counts what stands in
-// such a place and is no carrier, or fails Check.
+// such a place and is no carrier, fails Check, or is not read. It takes one pass over
+// the answer, whatever that is, and finds nothing in one that is no JSON or is nested
+// deeper than 512.
 func FindCarriers(answer []byte) (found []Carrier, refused int) {
-	if !bytes.Contains(answer, []byte("peac")) { // as almost none has
+	if !bytes.Contains(answer, []byte("peacprotocol")) && !bytes.Contains(answer, []byte(legacyMember)) { // as almost none has
+		return nil, 0
+	}
+	root, ok := sift(answer, ofAnswer)
+	if !ok {
 		return nil, 0
 	}
 	f := finder{}
-	root := members(answer)
-	result := members(root["result"])
-	f.legacy(root[legacyMember])
-	if result == nil {
+	f.legacy(root.at(legacyMember))
+	result := root.at("result")
+	if result == nil || !result.object {
 		result = root
 	} else {
-		f.legacy(result[legacyMember])
+		f.legacy(result.at(legacyMember))
 	}
-	f.meta(members(result["_meta"]))
-	for _, o := range []map[string]json.RawMessage{
-		result, members(result["task"]), members(result["message"]), members(result["statusUpdate"]), members(result["artifactUpdate"]),
-	} {
-		status := members(o["status"])
-		for _, at := range []map[string]json.RawMessage{o, status, members(status["message"]), members(o["artifact"]), last(o["artifacts"])} {
-			f.metadata(members(at["metadata"]))
+	f.meta(result.at("_meta"))
+	for _, o := range []*grain{result, result.at("task"), result.at("message"), result.at("statusUpdate"), result.at("artifactUpdate")} {
+		for _, at := range []*grain{o, o.at("status"), o.at("status").at("message"), o.at("artifact"), o.at("artifacts").at(last)} {
+			f.metadata(at.at("metadata").at(TraceabilityExtension))
 		}
 	}
 	return f.found, f.refused
 }
 
-// members returns those of an object, and of anything else none.
-func members(raw json.RawMessage) map[string]json.RawMessage {
-	var o map[string]json.RawMessage
-	_ = json.Unmarshal(raw, &o)
-	return o
-}
-
-// last returns the members of the last item of a list.
-func last(raw json.RawMessage) map[string]json.RawMessage {
-	var list []json.RawMessage
-	if json.Unmarshal(raw, &list) != nil || len(list) == 0 {
-		return nil
-	}
-	return members(list[len(list)-1])
-}
+// What is read of an answer, and of its parts.
+var (
+	ofAnswer = ofResult.with(sieve{"result": ofResult})
+	ofResult = ofHolder.with(sieve{
+		legacyMember: nil, "_meta": {legacyMeta: nil, MetaReceiptRef: nil, MetaReceiptJWS: nil, MetaReceiptURL: nil},
+		"task": ofHolder, "message": ofHolder, "statusUpdate": ofHolder, "artifactUpdate": ofHolder,
+	})
+	ofHolder = ofMetadata.with(sieve{
+		"status": ofMetadata.with(sieve{"message": ofMetadata}), "artifact": ofMetadata, "artifacts": {last: ofMetadata},
+	})
+	ofMetadata = sieve{"metadata": {TraceabilityExtension: {"carriers": nil}}}
+	ofCarrier  = sieve{"receipt_ref": nil, "receipt_jws": nil, "receipt_url": nil}
+)
 
 // finder collects carriers.
 type finder struct {
 	found   []Carrier
+	read    int
 	refused int
 }
 
-func (f *finder) take(c Carrier, read bool) {
-	switch {
-	case !read || len(f.found) == maxCarriers || c.Check() != nil:
+// full counts one more carrier, and reports whether it is one too many.
+func (f *finder) full() bool {
+	if f.read == maxCarriers {
 		f.refused++
-	default:
-		f.found = append(f.found, c)
+		return true
 	}
+	f.read++
+	return false
+}
+
+func (f *finder) take(c Carrier, ok bool) {
+	if !ok || c.Check() != nil {
+		f.refused++
+		return
+	}
+	f.found = append(f.found, c)
 }
 
 // legacy takes a JWS that stands alone.
-func (f *finder) legacy(raw json.RawMessage) {
-	if raw == nil {
+func (f *finder) legacy(g *grain) {
+	if g == nil || f.full() {
 		return
 	}
 	var jws string
-	read := json.Unmarshal(raw, &jws) == nil && jws != ""
-	f.take(NewCarrier(jws), read)
+	ok := len(g.raw) <= MaxCarrier && json.Unmarshal(g.raw, &jws) == nil && jws != ""
+	f.take(NewCarrier(jws), ok)
 }
 
 // meta takes the carrier in a _meta of MCP.
-func (f *finder) meta(m map[string]json.RawMessage) {
-	f.legacy(m[legacyMeta])
-	var c Carrier
-	there, read := false, true
-	for name, to := range map[string]*string{MetaReceiptRef: &c.Ref, MetaReceiptJWS: &c.JWS, MetaReceiptURL: &c.URL} {
-		if raw := m[name]; raw != nil {
-			there = true
-			read = json.Unmarshal(raw, to) == nil && read
-		}
+func (f *finder) meta(g *grain) {
+	f.legacy(g.at(legacyMeta))
+	ref, jws, url := g.at(MetaReceiptRef), g.at(MetaReceiptJWS), g.at(MetaReceiptURL)
+	if ref == nil && jws == nil && url == nil || f.full() {
+		return
 	}
-	if there {
-		f.take(c, read)
-	}
+	f.take(carrierOf(ref, jws, url))
 }
 
-// metadata takes the carriers in a metadata of A2A.
-func (f *finder) metadata(m map[string]json.RawMessage) {
-	raw := m[TraceabilityExtension]
-	if raw == nil {
+// metadata takes the carriers in what the metadata of A2A have of the extension.
+func (f *finder) metadata(g *grain) {
+	if g == nil {
 		return
 	}
-	var list []json.RawMessage
-	if err := json.Unmarshal(members(raw)["carriers"], &list); err != nil {
-		f.refused++
-		return
-	}
-	for _, one := range list {
-		o := members(one)
-		var c Carrier
-		read := o != nil && len(one) <= MaxCarrier
-		for name, to := range map[string]*string{"receipt_ref": &c.Ref, "receipt_jws": &c.JWS, "receipt_url": &c.URL} {
-			if raw := o[name]; raw != nil {
-				read = json.Unmarshal(raw, to) == nil && read
-			}
+	list := g.at("carriers")
+	if list == nil || list.raw[0] != '[' {
+		if list == nil || string(list.raw) != "null" {
+			f.refused++
 		}
-		f.take(c, read)
+		return
 	}
+	items(list.raw, func(p *parser) {
+		if f.full() {
+			p.sift(nil, nil, 0)
+			return
+		}
+		var one grain
+		p.sift(ofCarrier, &one, 0)
+		c, ok := carrierOf(one.at("receipt_ref"), one.at("receipt_jws"), one.at("receipt_url"))
+		f.take(c, ok && one.object && len(one.raw) <= MaxCarrier)
+	})
+}
+
+// carrierOf reads the members of a carrier, and reports whether they are texts that
+// are no longer than one may be.
+func carrierOf(ref, jws, url *grain) (c Carrier, ok bool) {
+	long := 0
+	for to, g := range map[*string]*grain{&c.Ref: ref, &c.JWS: jws, &c.URL: url} {
+		if g == nil {
+			continue
+		}
+		if long += len(g.raw); long > MaxCarrier || json.Unmarshal(g.raw, to) != nil {
+			return Carrier{}, false
+		}
+	}
+	return c, true
 }

@@ -85,7 +85,7 @@ func (p *parser) fault(what string) error {
 }
 
 func (p *parser) space() {
-	for p.at < len(p.raw) && strings.IndexByte(" \t\r\n", p.raw[p.at]) >= 0 {
+	for p.at < len(p.raw) && (p.raw[p.at] == ' ' || p.raw[p.at] == '\t' || p.raw[p.at] == '\r' || p.raw[p.at] == '\n') {
 		p.at++
 	}
 }
@@ -113,16 +113,23 @@ func (p *parser) value(depth int) (any, error) {
 	case c == '-' || '0' <= c && c <= '9':
 		return p.number()
 	}
-	for _, word := range []struct {
-		text  string
-		value any
-	}{{"null", nil}, {"true", true}, {"false", false}} {
-		if bytes.HasPrefix(p.raw[p.at:], []byte(word.text)) {
-			p.at += len(word.text)
-			return word.value, nil
-		}
+	switch {
+	case p.word("null"):
+		return nil, nil
+	case p.word("true"):
+		return true, nil
+	case p.word("false"):
+		return false, nil
 	}
 	return nil, p.fault("no value")
+}
+
+func (p *parser) word(text string) bool {
+	if len(p.raw)-p.at < len(text) || string(p.raw[p.at:][:len(text)]) != text {
+		return false
+	}
+	p.at += len(text)
+	return true
 }
 
 func (p *parser) object(depth int) (any, error) {
@@ -273,68 +280,82 @@ func unit(raw []byte) (rune, bool) {
 
 func (p *parser) number() (any, error) {
 	start := p.at
-	digits := func() string {
-		from := p.at
-		for p.at < len(p.raw) && '0' <= p.raw[p.at] && p.raw[p.at] <= '9' {
-			p.at++
-		}
-		return string(p.raw[from:p.at])
-	}
-	accept := func(set string) bool {
-		if p.at == len(p.raw) || strings.IndexByte(set, p.raw[p.at]) < 0 {
-			return false
-		}
-		p.at++
-		return true
-	}
-	accept("-")
-	whole, fraction, exponent := digits(), "", ""
-	if whole == "" || len(whole) > 1 && whole[0] == '0' {
+	n, ok := p.numeral()
+	if !ok {
 		return nil, p.fault("no number")
 	}
-	if accept(".") {
-		if fraction = digits(); fraction == "" {
-			return nil, p.fault("no number")
-		}
-	}
-	negative := false
-	if accept("eE") {
-		if !accept("+") {
-			negative = accept("-")
-		}
-		if exponent = digits(); exponent == "" {
-			return nil, p.fault("no number")
-		}
-	}
-	if !safe(whole, fraction, exponent, negative) {
+	if !n.safe() {
 		return nil, fail(CodeNumberOutOfRange, "the number at byte %d is beyond 2^53-1", start)
 	}
 	f, _ := strconv.ParseFloat(string(p.raw[start:p.at]), 64) // what is too small is 0
 	return f, nil
 }
 
+// numeral is a number as it is written, but for its sign.
+type numeral struct {
+	whole, fraction, exponent []byte
+	negative                  bool // the exponent is
+}
+
+func (p *parser) numeral() (n numeral, ok bool) {
+	p.accept('-')
+	if n.whole = p.digits(); len(n.whole) == 0 || len(n.whole) > 1 && n.whole[0] == '0' {
+		return n, false
+	}
+	if p.accept('.') {
+		if n.fraction = p.digits(); len(n.fraction) == 0 {
+			return n, false
+		}
+	}
+	if p.accept('e') || p.accept('E') {
+		if !p.accept('+') {
+			n.negative = p.accept('-')
+		}
+		if n.exponent = p.digits(); len(n.exponent) == 0 {
+			return n, false
+		}
+	}
+	return n, true
+}
+
+func (p *parser) digits() []byte {
+	from := p.at
+	for p.at < len(p.raw) && '0' <= p.raw[p.at] && p.raw[p.at] <= '9' {
+		p.at++
+	}
+	return p.raw[from:p.at]
+}
+
+func (p *parser) accept(c byte) bool {
+	if p.at == len(p.raw) || p.raw[p.at] != c {
+		return false
+	}
+	p.at++
+	return true
+}
+
 // maxSafe is the largest number that I-JSON allows.
 const maxSafe = 1<<53 - 1
 
-// safe says whether a number, given by its digits, is at most maxSafe in
-// magnitude. It is told from the digits: as a float64, what is a little more
-// would look as if it were not.
-func safe(whole, fraction, exponent string, negative bool) bool {
-	digits := strings.TrimLeft(whole+fraction, "0")
+// safe says whether a number is at most maxSafe in magnitude. It is told from the
+// digits: as a float64, what is a little more would look as if it were not.
+func (n numeral) safe() bool {
+	fraction := string(n.fraction)
+	digits := strings.TrimLeft(string(n.whole)+fraction, "0")
 	if digits == "" {
 		return true
 	}
 	// The point stands after this many of digits.
 	point := len(digits) - len(fraction)
-	if exponent = strings.TrimLeft(exponent, "0"); exponent != "" {
+	if exponent := strings.TrimLeft(string(n.exponent), "0"); exponent != "" {
 		if len(exponent) > 9 {
-			return negative // no message is long enough to make up for it
+			return n.negative // no message is long enough to make up for it
 		}
-		n, _ := strconv.Atoi(exponent)
-		if negative {
-			n = -n
+		by, _ := strconv.Atoi(exponent)
+		if n.negative {
+			by = -by
 		}
-		point += n
+		point += by
 	}
 	limit := strconv.Itoa(maxSafe)
 	if point != len(limit) {
