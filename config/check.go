@@ -58,6 +58,9 @@ func (d *decoder) checkEvidence(c *Config) {
 	if e.Digests && e.Privacy == PrivacyStrict {
 		d.refuse("evidence.digests", "evidence.privacy is strict, which tells none, remove it or write another privacy")
 	}
+	if e.Attach && e.Privacy == PrivacyStrict {
+		d.refuse("evidence.attach", "evidence.privacy is strict, whose receipts are for nobody in particular, remove it or write another privacy")
+	}
 	d.checkKeys(e)
 	d.checkRevoked(e)
 	d.checkKnown(e)

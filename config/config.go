@@ -419,8 +419,8 @@ type Evidence struct {
 	// in metadata of A2A if the caller names the extension, in PEAC-Receipt of plain
 	// HTTP, in trailers of gRPC. Only whole answers that are no error and bear none
 	// get one; they wait until they are whole, at most limits.bodyPatience, and are
-	// signed before they go on. Under privacy strict none does: who reads an answer is
-	// not known, and a receipt can't be made to tell less. Default false.
+	// signed before they go on. Not with privacy strict: who reads an answer is not
+	// known, and a receipt can't be made to tell less. Default false.
 	Attach bool `yaml:"attach"`
 	// Queue is how many receipts may wait to be signed and stored; further ones are
 	// dropped and counted, and their workflow gets no summary. Default 8192; 1 to

@@ -280,11 +280,15 @@ func (m *Minter) holdLocked(e *entry) {
 	e.bodies = of
 }
 
+// Seals reports whether Seal ever returns a receipt.
+func (m *Minter) Seals() bool { return m.o.Privacy != Strict }
+
 // Seal signs at once how the exchange of a step has ended, for the answer to bear, and
 // returns the receipt and its reference. It is stored with the others, and End adds
 // nothing to it. Seal returns nothing, and leaves all to End, under Strict, whose
 // receipts are for nobody in particular, where states of the step were told before or
-// its parents are for the store to tell, and where there is no room; and nothing where
+// its parents are for the store to tell, where several receipts of others are to be
+// verified, and where there is no room; and nothing where
 // nobody can sign now, which is tried again later.
 func (m *Minter) Seal(s *Step, o Observed) (ref, jws string) {
 	e := m.reserve(s, o)
@@ -304,12 +308,15 @@ func (m *Minter) Seal(s *Step, o Observed) (ref, jws string) {
 	return ref, r.JWS
 }
 
+// maxSealedUpstream bounds the receipts of others that somebody waits for to be verified.
+const maxSealedUpstream = 1
+
 // reserve ends s, if Seal may, and queues what is to be told of that, which is signed
 // while it waits: what is told of the step later comes behind it.
 func (m *Minter) reserve(s *Step, o Observed) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.o.Privacy == Strict || m.stopped || s.ended || s.states > 0 || s.lacks > 0 || len(m.queue) == cap(m.queue) {
+	if !m.Seals() || m.stopped || s.ended || s.states > 0 || s.lacks > 0 || bear(s.upstream) > maxSealedUpstream || len(m.queue) == cap(m.queue) {
 		return nil
 	}
 	e := m.endLocked(s, o)

@@ -91,6 +91,16 @@ func (m *Minter) releaseLocked(e *entry) {
 	e.upstream, e.bodies = nil, bodies{}
 }
 
+// bear returns how many carriers bear a receipt, which it takes time to verify.
+func bear(found []peac.Carrier) (n int) {
+	for _, c := range found {
+		if c.JWS != "" {
+			n++
+		}
+	}
+	return n
+}
+
 // judge verifies the receipts of others. One that fails is named all the same: that it
 // was on the answer is all which a reference says.
 func (m *Minter) judge(found []peac.Carrier) upstream {

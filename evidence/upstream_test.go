@@ -86,6 +86,41 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
+// TestSealUpstream has nobody wait for the receipts of many others to be verified: what
+// depends on them is signed later.
+func TestSealUpstream(t *testing.T) {
+	one, key := peerReceipt(t, "one", "jti-1")
+	two, _ := peerReceipt(t, "one", "jti-2")
+	reference := peac.Carrier{Ref: peac.ReceiptRef("elsewhere")}
+	for _, tt := range []struct {
+		name    string
+		found   []peac.Carrier
+		sealed  bool
+		depends []any
+	}{
+		{"one, and what is only referred to", []peac.Carrier{reference, peac.NewCarrier(one), reference}, true, []any{"jti-1"}},
+		{"two", []peac.Carrier{peac.NewCarrier(one), peac.NewCarrier(two)}, false, []any{"jti-1", "jti-2"}},
+	} {
+		of := newOffice(t, func(o *Options) { o.Known = map[string]peac.JWKS{peerIssuer: {Keys: []peac.JWK{key}}} })
+		run := of.Open("run_1", Origin{})
+		s := of.Arrive(run, Place{}, time.Now())
+		of.found(s, tt.found, 0)
+		if _, jws := of.Seal(s, ended(OK)); (jws != "") != tt.sealed {
+			t.Errorf("%s: Seal = %q", tt.name, jws)
+		}
+		of.End(s, ended(OK))
+		of.work()
+		of.stop()
+		receipts, _ := of.receipts(t, run.Workflow)
+		if len(receipts) != 1 {
+			t.Fatalf("%s: %d receipts", tt.name, len(receipts))
+		}
+		if got, _ := group(t, receipts[0], peac.CorrelationGroup, "depends_on").([]any); !slices.Equal(got, tt.depends) {
+			t.Errorf("%s: depends_on %v, want %v", tt.name, got, tt.depends)
+		}
+	}
+}
+
 // TestUpstreamBound has more come than may wait: the references stay, and room is made
 // by what was signed, and by what was dropped.
 func TestUpstreamBound(t *testing.T) {

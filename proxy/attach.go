@@ -46,7 +46,7 @@ const (
 	unattachedNoPlace  unattached = "no-place"  // it has none, or none that may be written to
 	unattachedUnread   unattached = "unread"    // it can't be read, or must not be edited
 	unattachedUnsigned unattached = "unsigned"  // nothing could be signed there and then
-	unattachedTooLong  unattached = "too-long"  // the receipt is, for its carrier
+	unattachedTooLong  unattached = "too-long"  // the receipt is, for its carrier, or the answer with it
 )
 
 // unattachedBy is what the place for a receipt says of it.
@@ -77,12 +77,16 @@ func (x *exchange) wantsReceipt(r *http.Request) {
 	a := &attachment{why: unattachedNoAnswer}
 	x.attachment = a
 	switch {
+	case !x.p.o.Evidence.Seals():
+		a.why = unattachedUnsigned
 	case x.head.hints.GRPC != "":
 		a.carrier = carrierGRPC
+	case x.msg.Protocol == wire.None:
+		a.carrier = carrierHeader
+	case x.msg.Kind == wire.Batch:
+		a.why = unattachedNoPlace
 	case x.msg.Protocol == wire.MCP:
 		a.carrier = carrierMCP
-	case x.msg.Protocol != wire.A2A:
-		a.carrier = carrierHeader
 	case namesExtension(r.Header, wire.ReceiptExtension):
 		a.carrier = carrierA2A
 	default:
@@ -205,7 +209,7 @@ func (x *exchange) attachInside(resp *http.Response, body []byte) []byte {
 	if jws == "" {
 		return body
 	}
-	if out := place.Put(wire.Receipt{Ref: ref, JWS: jws}); out != nil {
+	if out := place.Put(wire.Receipt{Ref: ref, JWS: jws}); out != nil && int64(len(out)) <= x.policy.InspectedBody { // else nothing more would be learned from it
 		a.why = ""
 		return out
 	}

@@ -62,6 +62,7 @@ var bearers = []struct {
 	{name: "MCP, carried as it was once", path: "/mcp", body: call, answer: `{"jsonrpc":"2.0","id":1,"result":{},"peac_receipt":"x"}`, why: unattachedCarried},
 	{name: "MCP, carried in the head", path: "/mcp", body: call, header: http.Header{"PEAC-Receipt": {"x"}}, answer: toolResult, why: unattachedCarried},
 	{name: "MCP, with a digest", path: "/mcp", body: call, header: http.Header{"Content-Digest": {"sha-256=:AA==:"}}, answer: toolResult, why: unattachedUnread},
+	{name: "MCP, with a digest of earlier days", path: "/mcp", body: call, header: http.Header{"Content-Md5": {"AAAAAAAAAAAAAAAAAAAAAA=="}}, answer: toolResult, why: unattachedUnread},
 	{name: "MCP, signed", path: "/mcp", body: call, header: http.Header{"Signature-Input": {`a=("@status")`}}, answer: toolResult, why: unattachedUnread},
 	{name: "MCP, not to be changed", path: "/mcp", body: call, header: http.Header{"Cache-Control": {"no-store, No-Transform"}}, answer: toolResult, why: unattachedUnread},
 	{name: "MCP, compressed", path: "/mcp", body: call, header: http.Header{"Content-Encoding": {"br"}}, answer: toolResult, why: unattachedUnread},
@@ -71,7 +72,7 @@ var bearers = []struct {
 	{name: "MCP, ambiguous", path: "/mcp", body: call, answer: `{"jsonrpc":"2.0","id":1,"result":{"_meta":{},"_meta":{}}}`, why: unattachedUnread},
 	{name: "MCP, no place", path: "/mcp", body: call, answer: `{"jsonrpc":"2.0","id":1,"result":{"_meta":[]}}`, why: unattachedNoPlace},
 	{name: "MCP, a batch", path: "/mcp", body: "[" + call + "]", answer: "[" + toolResult + "]", why: unattachedNoPlace},
-	{name: "MCP, one answer to a batch", path: "/mcp", body: "[" + call + "]", answer: toolResult, why: unattachedUnread},
+	{name: "MCP, one answer to a batch", path: "/mcp", body: "[" + call + "]", answer: toolResult, why: unattachedNoPlace},
 
 	{name: "A2A, a message", path: "/a2a", body: askAgent, asks: traceable, answer: `{"jsonrpc":"2.0","id":1,"result":{"message":{"messageId":"m","role":"ROLE_AGENT","parts":[]}}}`, carrier: carrierA2A, told: []string{"ingress a2a 0: invoked ok"}},
 	{name: "A2A, a message beside another's receipt", path: "/a2a", body: askAgent, asks: traceable, answer: `{"jsonrpc":"2.0","id":1,"result":{"message":{"messageId":"m","metadata":{"https://www.peacprotocol.org/ext/traceability/v1":{"carriers":[{"receipt_ref":"sha256:` + strings.Repeat("0", 64) + `"}]}}}}}`, carrier: carrierA2A, told: []string{"ingress a2a 0: invoked ok"}},
@@ -229,6 +230,70 @@ func TestAttachLeavesWhatIsSlow(t *testing.T) {
 	}
 	s.handled.wait(t)
 	s.wantSeries(t, `wopproxy_unread_documents_total{document="answer",reason="slow"}`, 1)
+}
+
+// TestAttachHoldsNothing has answers that can bear no receipt pass as they come.
+func TestAttachHoldsNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name, body string
+		privacy    evidence.Privacy
+		why        unattached
+	}{
+		{"strict", call, evidence.Strict, unattachedUnsigned},
+		{"a batch", "[" + call + "]", evidence.Balanced, unattachedNoPlace},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			read := make(chan struct{})
+			to := peer(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, toolResult[:10])
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-read:
+				case <-r.Context().Done():
+				}
+				_, _ = io.WriteString(w, toolResult[10:])
+			})
+			f := newFile(t, "https://agent.example.com", func(o *evidence.Options) { o.Privacy = tt.privacy })
+			s := newSidecar(t, "agent.example.com", "http://"+to, f.tune, attaching, func(_ *Options, p *Policy) { p.BodyPatience = patience })
+			resp, err := http.Post(s.ingress.URL+"/mcp", "application/json", strings.NewReader(tt.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			begin := make([]byte, 10)
+			if _, err := io.ReadFull(resp.Body, begin); err != nil {
+				t.Fatal(err)
+			}
+			close(read)
+			if rest, err := io.ReadAll(resp.Body); err != nil || string(begin)+string(rest) != toolResult {
+				t.Errorf("%s%s, %v", begin, rest, err)
+			}
+			s.handled.wait(t)
+			s.wantSeries(t, fmt.Sprintf("wopproxy_receipts_unattached_total{reason=%q}", tt.why), 1)
+			s.wantSeries(t, `wopproxy_unread_documents_total{document="answer",reason="slow"}`, 0) // nobody has waited for more
+		})
+	}
+}
+
+// TestAttachLeavesRoom has an answer that would be too long to be read, with its
+// receipt, pass without it, and be learned from.
+func TestAttachLeavesRoom(t *testing.T) {
+	answer := `{"jsonrpc":"2.0","id":1,"result":{"task":{"id":"` + askedTask + `","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[{"artifactId":"` + strings.Repeat("x", 3600) + `"}]}}}`
+	to := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, answer)
+	})
+	f := newFile(t, "https://agent.example.com")
+	s := newSidecar(t, "agent.example.com", "http://"+to, f.tune, attaching, func(_ *Options, p *Policy) { p.InspectedBody = 4096 })
+	if _, body := post(t, http.DefaultClient, s.ingress.URL+"/a2a", askAgent, traceable); body != answer {
+		t.Errorf("the answer of %d bytes has %d", len(answer), len(body))
+	}
+	s.handled.wait(t)
+	s.wantSeries(t, `wopproxy_receipts_unattached_total{reason="too-long"}`, 1)
+	if l := s.recorded(t)[0]; l.Alias != askedTask {
+		t.Errorf("the run is known as %q, want %q", l.Alias, askedTask)
+	}
 }
 
 // TestAttachBreaks has an answer that breaks off still break off, and be no receipt's.

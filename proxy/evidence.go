@@ -183,8 +183,11 @@ type overheard struct {
 }
 
 // hears reports whether the body of the answer is kept until the exchange has ended.
-func (x *exchange) hears() bool {
-	return x.fetches || x.step != nil && x.p.o.Evidence.Digests()
+func (x *exchange) hears() bool { return x.fetches || x.digests() }
+
+// digests reports whether the bodies are told of: those of MCP and A2A alone.
+func (x *exchange) digests() bool {
+	return x.step != nil && x.msg.Protocol != wire.None && x.p.o.Evidence.Digests()
 }
 
 // hear keeps the next part of the answer's body, as far as it is told of.
@@ -287,7 +290,7 @@ func (x *exchange) endStep() {
 // observedEnd is what was seen of the exchange, with the bodies if they are told of.
 func (x *exchange) observedEnd() evidence.Observed {
 	o := x.observed()
-	if x.p.o.Evidence.Digests() {
+	if x.digests() {
 		o.Request, o.Response = x.request(), x.heard.Body
 	}
 	return o

@@ -134,6 +134,35 @@ func TestEvidenceOfBodiesWithAttachment(t *testing.T) {
 	}
 }
 
+// TestEvidenceOfOtherBodies has no digest be of what is of neither protocol, and none be
+// of what is compressed, whether receipts ride on answers or not.
+func TestEvidenceOfOtherBodies(t *testing.T) {
+	for _, tt := range []struct{ name, path, body, encoding, asked string }{
+		{"HTTP", "/chat", `{}`, "", ""},
+		{"HTTP, compressed", "/chat", `{}`, "br", ""},
+		{"a run", "/v1/runs", `{"workflowId":"w"}`, "", ""},
+		{"MCP, compressed", "/mcp", call, "br", "sha-256 " + sha256Of(call)},
+	} {
+		to := peer(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if tt.encoding != "" {
+				w.Header().Set("Content-Encoding", tt.encoding)
+			}
+			_, _ = io.WriteString(w, `{"runId":"run-0123456789abcdef","status":"pending"}`)
+		})
+		for _, attach := range []bool{false, true} {
+			f := newFile(t, "https://agent.example.com", func(o *evidence.Options) { o.Digests = true })
+			s := newSidecar(t, "agent.example.com", "http://"+to, f.tune, func(_ *Options, p *Policy) { p.AttachReceipts = attach })
+			post(t, http.DefaultClient, s.ingress.URL+tt.path, tt.body, nil)
+			s.handled.wait(t)
+			f.stop()
+			if asked, told := f.digests(t, s.recorded(t)[0].Workflow); asked != tt.asked || told != "" {
+				t.Errorf("%s, attach %v: digests %q and %q, want %q and none", tt.name, attach, asked, told, tt.asked)
+			}
+		}
+	}
+}
+
 // TestEvidenceOfLentBodies has a digest be of the body that was sent, also where the
 // memory that it was made in is another's by the time that it is signed.
 func TestEvidenceOfLentBodies(t *testing.T) {

@@ -133,11 +133,11 @@ func acceptsBoth(accept []string) bool {
 	return asJSON && asStream
 }
 
-// bodyBound says what binds the body of a request to its bytes, if anything
-// does.
+// bodyBound says what binds the body of a request, or an answer, to its bytes, if
+// anything does.
 func bodyBound(h http.Header) wire.Refusal {
 	switch {
-	case h["Content-Digest"] != nil || h["Repr-Digest"] != nil || h["Digest"] != nil:
+	case h["Content-Digest"] != nil || h["Repr-Digest"] != nil || h["Digest"] != nil || h["Content-Md5"] != nil:
 		return wire.RefusedDigest
 	case h["Signature"] != nil || h["Signature-Input"] != nil ||
 		h["X-Amz-Content-Sha256"] != nil || strings.HasPrefix(h.Get("Authorization"), sigV4):

@@ -147,6 +147,7 @@ func TestBodiesThatAreNotEdited(t *testing.T) {
 		{name: "Content-Digest", body: call1, header: []string{"Content-Digest", "sha-256=:AAAA:"}, reason: wire.RefusedDigest},
 		{name: "Repr-Digest", body: call1, header: []string{"Repr-Digest", "sha-256=:AAAA:"}, reason: wire.RefusedDigest},
 		{name: "Digest", body: call1, header: []string{"Digest", "SHA-256=AAAA"}, reason: wire.RefusedDigest},
+		{name: "Content-MD5", body: call1, header: []string{"Content-MD5", "AAAAAAAAAAAAAAAAAAAAAA=="}, reason: wire.RefusedDigest},
 		{name: "Signature", body: call1, header: []string{"Signature", "sig1=:AAAA:"}, reason: wire.RefusedSigned},
 		{name: "Signature-Input", body: call1, header: []string{"Signature-Input", `sig1=("@method" "content-type");created=1`}, reason: wire.RefusedSigned},
 		{name: "signed traceparent", body: call1, header: []string{"Signature-Input", `sig1=("@method" "traceparent")`, "Signature", "sig1=:AAAA:"}, reason: wire.RefusedSigned, bare: true},

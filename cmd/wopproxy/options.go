@@ -125,7 +125,7 @@ func proxyPolicy(c *config.Config, s *secrets) proxy.Policy {
 		DialTimeout:   c.Egress.DialTimeout.Duration,
 		Tylo:          hosts(c.Carriers.Tylo), A2AInMessage: hosts(c.Carriers.A2AInMessage), AncestryInMessage: hosts(c.Carriers.AncestryInMessage),
 		Intercept: hosts(c.Egress.Intercept), OriginateTLS: hosts(c.Egress.OriginateTLS),
-		AttachReceipts:      c.Evidence.Attach && c.Evidence.Privacy != config.PrivacyStrict,
+		AttachReceipts:      c.Evidence.Attach,
 		WithholdUnescalated: c.ExecutionModel.WithholdUnescalated,
 		WatchURL:            c.ExecutionModel.Watch.URL.URL, WatchCredential: s.watch, MaxFollowed: c.Limits.FollowedRuns,
 		SessionsPerRun: c.Attribution.SessionsPerRun,

@@ -83,8 +83,7 @@ func TestPolicyOfHostHeader(t *testing.T) {
 	}
 }
 
-// TestPolicyOfReceipts has answers bear receipts where that is asked for, and never
-// under strict privacy.
+// TestPolicyOfReceipts has answers bear receipts where that is asked for.
 func TestPolicyOfReceipts(t *testing.T) {
 	const signs = "evidence: {issuer: https://h.example.com, key: {file: k}, idKey: {env: K}"
 	for text, want := range map[string]bool{
@@ -92,7 +91,6 @@ func TestPolicyOfReceipts(t *testing.T) {
 		signs + "}":                              false,
 		signs + ", attach: true}":                true,
 		signs + ", attach: true, privacy: open}": true,
-		signs + ", attach: true, privacy: strict}": false,
 	} {
 		if got := policyOf(t, "", text).AttachReceipts; got != want {
 			t.Errorf("AttachReceipts of %q = %v, want %v", text, got, want)

@@ -28,7 +28,7 @@ const (
 // that the set is closed in one place.
 const (
 	RefusedEncoded     Refusal = "encoded"      // Content-Encoding
-	RefusedDigest      Refusal = "digest"       // Content-Digest, Repr-Digest, Digest
+	RefusedDigest      Refusal = "digest"       // Content-Digest, Repr-Digest, Digest, Content-MD5
 	RefusedSigned      Refusal = "signed"       // RFC 9421 or SigV4
 	RefusedDPoP        Refusal = "dpop"         // a proof bound to the body, or one that cannot be read
 	RefusedNoTransform Refusal = "no-transform" // Cache-Control of the request
