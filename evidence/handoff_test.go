@@ -191,32 +191,35 @@ func TestCancel(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		cancel func(of *office, run *Run, s *Step)
-		end    Outcome
+		end    Observed
 		want   string
 	}{
-		{"without an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Ongoing, "cancelled"},
-		{"broken off", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Unreachable, "cancelled"},
-		{"an error that says so", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, ProtocolError, "cancelled"},
-		{"an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, OK, "ok"},
-		{"a refusal", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Rejected, "rejected"},
-		{"another call", func(of *office, _ *Run, _ *Step) { of.Cancel("another"); of.Cancel("") }, Ongoing, "ongoing"},
+		{"without an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: Ongoing}, "cancelled"},
+		{"broken off", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: Unreachable}, "cancelled"},
+		{"an error that says so", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: ProtocolError}, "cancelled"},
+		{"another error", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: ProtocolError, Answered: true}, "protocol_error"},
+		{"an answer", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: OK, Answered: true}, "ok"},
+		{"a task that goes on", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: Ongoing, Answered: true}, "ongoing"},
+		{"a refusal", func(of *office, _ *Run, _ *Step) { of.Cancel("call") }, Observed{Outcome: Rejected}, "rejected"},
+		{"another call", func(of *office, _ *Run, _ *Step) { of.Cancel("another"); of.Cancel("") }, Observed{Outcome: Ongoing}, "ongoing"},
 		{"one of two", func(of *office, run *Run, _ *Step) {
 			of.Name(of.Leave(run, time.Now()), "call")
 			of.Cancel("call")
-		}, Ongoing, "ongoing"},
+		}, Observed{Outcome: Ongoing}, "ongoing"},
 		{"after another of its name", func(of *office, run *Run, _ *Step) {
 			other := of.Leave(run, time.Now())
 			of.Name(other, "call")
 			of.End(other, Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: time.Now()})
 			of.Cancel("call")
-		}, Ongoing, "cancelled"},
+		}, Observed{Outcome: Ongoing}, "cancelled"},
 	} {
 		of := newOffice(t)
 		run := of.Open("run_1", Origin{})
 		s := of.Leave(run, time.Now())
 		of.Name(s, "call")
 		tt.cancel(of, run, s)
-		of.End(s, Observed{Direction: Egress, Protocol: MCP, Outcome: tt.end, Ended: time.Now()})
+		tt.end.Direction, tt.end.Protocol, tt.end.Ended = Egress, MCP, time.Now()
+		of.End(s, tt.end)
 		of.work()
 		of.stop()
 		receipts, _ := of.receipts(t, run.Workflow)

@@ -253,7 +253,7 @@ func (m *Minter) endLocked(s *Step, o Observed) *entry {
 	s.ended = true
 	m.open--
 	m.unnameLocked(s)
-	if s.cancelled && o.Outcome != OK && o.Outcome != Rejected {
+	if s.cancelled && !o.Answered && o.Outcome != Rejected {
 		o.Outcome = Cancelled
 	}
 	e := &entry{step: s, o: o, upstream: s.upstream}
@@ -398,9 +398,6 @@ func (m *Minter) Run(ctx context.Context) {
 	}
 	m.mu.Lock()
 	m.stopped = true
-	if m.open > 0 { // they will end when nobody listens
-		m.loseLocked("")
-	}
 	m.mu.Unlock()
 	for {
 		select {
@@ -409,8 +406,22 @@ func (m *Minter) Run(ctx context.Context) {
 			continue
 		default:
 		}
+		m.loseOpen()
 		m.keep(ctx, nil)
 		return
+	}
+}
+
+// loseOpen has the workflows be lost of steps that will end when nobody listens, be
+// it hours after their last receipt, and what else may be at work.
+func (m *Minter) loseOpen() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.open > 0 {
+		m.loseLocked("")
+	}
+	for workflow := range m.pending { // there are no more than steps: maxLost is for those that have gone
+		m.lost[workflow] = true
 	}
 }
 

@@ -467,21 +467,37 @@ func TestSlowStore(t *testing.T) {
 	}
 }
 
-// TestStopped has what ends too late be known to be lost: before the store is closed
-// it hears that something was open.
+// TestStopped has what ends too late be known to be lost, however long it has been open,
+// for the run and for whom it was told to: before the store is closed it hears of that.
+// What was whole stays so, also where it waited.
 func TestStopped(t *testing.T) {
-	of := newOffice(t)
-	run := of.Open("run_1", Origin{})
-	of.End(of.Arrive(run, Place{}, time.Now().Add(-time.Second)), ended(OK))
-	late := of.Leave(run, time.Now())
-	of.work()
-	of.stop()
-	of.End(late, ended(OK))
-	if whole, err := of.store.Whole(t.Context(), run.Workflow); whole || err != nil {
-		t.Errorf("Whole = %v, %v, want false", whole, err)
-	}
-	if receipts, _ := of.receipts(t, run.Workflow); len(receipts) != 1 {
-		t.Errorf("%d receipts, want 1", len(receipts))
+	for _, ago := range []time.Duration{time.Second, 3 * time.Hour} {
+		of := newOffice(t, func(o *Options) { o.Privacy = Strict })
+		at := time.Now().Add(-ago)
+		run, other := of.Open("run_1", Origin{}), of.Open("run_2", Origin{})
+		of.End(of.Arrive(run, Place{}, at), ended(OK))
+		call, late := of.Leave(run, at), of.Leave(run, at.Add(time.Millisecond))
+		told := of.For(call, "https://host-b.example.com").Workflow
+		if of.For(late, "https://host-b.example.com").Workflow != told {
+			t.Fatal("an audience knows a run as two workflows")
+		}
+		of.End(call, Observed{Direction: Egress, Protocol: MCP, Outcome: OK, Ended: time.Now()})
+		of.End(of.Arrive(other, Place{}, at.Add(-3*time.Hour)), ended(OK))
+		of.work()
+		of.stop()
+		of.End(late, Observed{Direction: Egress, Protocol: MCP, Outcome: ProtocolError, Ended: time.Now()})
+		for _, tt := range []struct {
+			workflow string
+			whole    bool
+			receipts int
+		}{{run.Workflow, false, 2}, {told, false, 1}, {other.Workflow, true, 1}} {
+			if whole, err := of.store.Whole(t.Context(), tt.workflow); whole != tt.whole || err != nil {
+				t.Errorf("%v before: Whole = %v, %v, want %v", ago, whole, err, tt.whole)
+			}
+			if receipts, _ := of.receipts(t, tt.workflow); len(receipts) != tt.receipts {
+				t.Errorf("%v before: %d receipts, want %d", ago, len(receipts), tt.receipts)
+			}
+		}
 	}
 }
 

@@ -47,6 +47,7 @@ type Observed struct {
 	Method    string // of the protocol
 	Target    string // of MCP: the name of the tool or prompt
 	Outcome   Outcome
+	Answered  bool   // something came, read or not, and not just that the call is cancelled
 	Status    int    // of HTTP; 0: there was none
 	Code      string // of an answer that is an error; other than a number it is left out
 	Evidence  ancestry.Evidence

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"strings"
+
 	"github.com/wopproxy/wopproxy/ancestry"
 	"github.com/wopproxy/wopproxy/proxy/internal/attribution"
 	"github.com/wopproxy/wopproxy/proxy/internal/openwop"
@@ -49,6 +51,7 @@ func (x *exchange) weigh(a wire.Answer) {
 	case a.TaskID != "" && x.msg.Protocol == wire.MCP:
 		x.stays = true
 	}
+	x.gaveUp = gaveUp(a)
 	x.errorCode, x.spoken = a.ErrorCode, x.spoken || a.BareMessage
 	if x.msg.Protocol == wire.MCP || a.ErrorCode != "" && !lapsed(a.ErrorCode) || a.State.Terminal() || a.BareMessage {
 		x.answered = true
@@ -58,6 +61,14 @@ func (x *exchange) weigh(a wire.Answer) {
 // lapsed reports whether a gRPC error says that the caller waits no longer: like
 // a client that hangs up, that is no word of the host's on the task.
 func lapsed(code string) bool { return code == "CANCELLED" || code == "DEADLINE_EXCEEDED" }
+
+// gaveUp reports whether an error of MCP is the server's own word that the request was
+// cancelled. There is no code for that, and none that JSON-RPC knows as 0, which
+// Python's SDK and Go's write with these texts. Any other error is an answer, also to a
+// request that was cancelled: nobody can tell which of the two has ended it.
+func gaveUp(a wire.Answer) bool {
+	return a.ErrorCode == "0" && (a.ErrorMessage == "Request cancelled" || strings.HasSuffix(a.ErrorMessage, "context canceled"))
+}
 
 // learnTask follows the task that a message tells of: its id is the host's own
 // id of the run.

@@ -233,7 +233,9 @@ func (x *exchange) noteState(a wire.Answer) {
 	if x.deferState(a) {
 		return
 	}
-	if x.step != nil && x.asTask == "" { // a stream may speak of other tasks later
+	// What the host tells of its own accord may be of any task, and a stream may speak
+	// of others later.
+	if x.step != nil && x.asTask == "" && a.Kind == wire.Response {
 		x.asTask = a.TaskID
 	}
 	own := x.step
@@ -300,7 +302,7 @@ func (x *exchange) observedEnd() evidence.Observed {
 func (x *exchange) observed() evidence.Observed {
 	o := evidence.Observed{
 		Direction: evidence.Ingress, Protocol: x.protocolOfStep(), Method: x.msg.Method, Target: x.msg.Target,
-		Outcome: x.outcomeOfStep(), Status: x.status, Code: x.errorCode, Evidence: x.evidence,
+		Outcome: x.outcomeOfStep(), Answered: x.replied(), Status: x.status, Code: x.errorCode, Evidence: x.evidence,
 		Trace: ancestry.TraceID(x.context.TraceID), Span: ancestry.SpanID(x.context.SpanID), Ended: time.Now(),
 	}
 	if x.dir == egress {
@@ -343,12 +345,21 @@ func (x *exchange) outcomeOfStep() evidence.Outcome {
 		return evidence.ProtocolError
 	case x.stays || x.resumable() || x.msg.Kind == wire.Batch:
 		return evidence.Ongoing
-	case x.streamed && !x.answered:
+	case x.streamed && !x.answered && !x.illegible:
 		return evidence.Unreachable // it broke off
 	case x.msg.Protocol != wire.None && !x.answered:
 		return evidence.Ongoing
 	}
 	return evidence.OK
+}
+
+// replied reports whether the request was answered, or may have been by what nobody has
+// read. That it is cancelled is no answer.
+func (x *exchange) replied() bool {
+	if x.answered {
+		return !x.gaveUp
+	}
+	return x.failed != 0 || x.whole && x.illegible
 }
 
 // stepAttributes are those of PEAC's conventions for spans, but for peac.record.ref:

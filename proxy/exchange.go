@@ -120,6 +120,8 @@ type exchange struct {
 	errorCode string     // of a JSON-RPC answer
 	answered  bool       // the answer to the request was seen
 	spoken    bool       // it was, or had, a message that tells of no task
+	gaveUp    bool       // it is that the request was cancelled
+	illegible bool       // something came that may be the answer, and is no event which was read
 	streamed  bool       // the answer is to come on a stream of which every event can be read
 	stays     bool       // the run goes on after the exchange
 	failed    int        // the status of an answer that is an error

@@ -189,6 +189,7 @@ func (x *exchange) copyBody(w http.ResponseWriter, r *http.Request, resp *http.R
 	for {
 		n, err := resp.Body.Read(buf)
 		if n > 0 {
+			x.illegible = x.illegible || !x.streamed
 			if _, err := w.Write(buf[:n]); err != nil {
 				x.undelivered = true
 				panic(http.ErrAbortHandler)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"net/http"
 	"strings"
 
@@ -84,6 +85,7 @@ func (x *exchange) learn(data []byte, alone bool) {
 		a, ok = wire.ReadAnswer(data, x.msg.Protocol, bare)
 	}
 	if !ok {
+		x.illegible = x.illegible || len(bytes.TrimSpace(data)) > 0 // an event without data says where to go on
 		return
 	}
 	if alone || bare || a.ID == x.msg.ID {
