@@ -194,7 +194,8 @@ func (s *set) indexes(steps []string) {
 
 // CheckSummary says what is wrong with a receipt as the summary of receipts: it
 // has to be of their issuer and workflow, count and commit to all of them, and
-// name none, and no failed step, that isn't there.
+// name none, and no failed step, that isn't there; nor an agent that none of them
+// names, if they name any.
 func CheckSummary(summary Receipt, receipts []Receipt) []Fault {
 	return checkSummaryOf(summary, receipts, nil)
 }
@@ -239,7 +240,27 @@ func checkSummaryOf(summary Receipt, receipts []Receipt, all *Commitment) (fault
 	if e.ErrorContext != nil && !steps[e.ErrorContext.FailedStepID] {
 		fault("the step that failed is not there")
 	}
+	agents := agentsOf(receipts)
+	for _, agent := range e.AgentsInvolved {
+		if len(agents) > 0 && !agents[agent] {
+			fault("it names an agent that no receipt names: " + agent)
+		}
+	}
 	return append(faults, times(summary, receipts)...)
+}
+
+// agentsOf returns the agents that receipts name as who acted, called or was called.
+func agentsOf(receipts []Receipt) map[string]bool {
+	agents := map[string]bool{}
+	for _, r := range receipts {
+		action, _ := r.Claims.Extensions[ActionGroup].(object)
+		for _, member := range []string{"agent_ref", "caller_ref", "delegated_to_ref"} {
+			if ref, named := action[member].(string); named {
+				agents[ref] = true
+			}
+		}
+	}
+	return agents
 }
 
 // times checks that a summary comes after what it tells of.

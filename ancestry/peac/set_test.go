@@ -186,6 +186,7 @@ func TestBundleRefuses(t *testing.T) {
 		}), []string{summary}},
 		{"a list of what is not there", summarized(func(s *WorkflowSummary) { s.Evidence.ReceiptRefs = []string{ReceiptRef("")} }), []string{summary}},
 		{"a failed step that is not there", summarized(func(s *WorkflowSummary) { s.Evidence.ErrorContext.FailedStepID = step("x") }), []string{summary}},
+		{"an agent that took no part", acted("ref:agent:b", "ref:agent:c"), []string{summary}},
 		{"it ended before it began", summarized(ended("2001-01-01T00:00:00Z")), []string{summary}},
 		{"it ends after it was told", summarized(ended("2099-01-01T00:00:00Z")), []string{summary}},
 		{"told before it was", summarized(func(s *WorkflowSummary) { s.IssuedAt = s.Evidence.StartedAt }), []string{summary}},
@@ -213,6 +214,31 @@ func TestBundleRefuses(t *testing.T) {
 				t.Errorf("faults %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// acted makes a bundle whose first receipt names ref:agent:a, which calls ref:agent:b,
+// and whose summary names some agents.
+func acted(agents ...string) func(t *testing.T) Bundle {
+	return func(t *testing.T) Bundle {
+		b := workflow(t, func(n int, c *Claims) {
+			if n == 0 {
+				a := NewAgentAction(ActionDelegated, "ref:agent:a", "ref:"+step("root"), c.OccurredAt)
+				a.DelegatedToRef = "ref:agent:b"
+				c.Type, c.Extensions[ActionGroup] = ActionDelegated, a
+			}
+		})
+		b.Summary = summarize(t, b.Receipts, func(s *WorkflowSummary) { s.Evidence.AgentsInvolved = agents })
+		return b
+	}
+}
+
+// TestBundleAgents has the agents of a summary be those of its receipts.
+func TestBundleAgents(t *testing.T) {
+	for _, agents := range [][]string{{}, {"ref:agent:b"}, {"ref:agent:a", "ref:agent:b"}} {
+		if report := verifyBundle(acted(agents...)(t)); !report.OK() {
+			t.Errorf("%q: %q", agents, codes(report))
+		}
 	}
 }
 
