@@ -123,7 +123,7 @@ func (t *tree) summary(r Report) {
 	e := r.Summary.Evidence
 	fmt.Fprintf(&t.text, "summary  %s  %s  %s", verdict, e.WorkflowID, e.Status)
 	if e.ReceiptMerkleRoot != "" {
-		fmt.Fprintf(&t.text, "  %d receipts  %s", *e.ReceiptCount, e.ReceiptMerkleRoot)
+		fmt.Fprintf(&t.text, "  %d receipt%s  %s", *e.ReceiptCount, plural(*e.ReceiptCount), e.ReceiptMerkleRoot)
 	}
 	t.text.WriteByte('\n')
 }
@@ -134,4 +134,12 @@ func printable(s string) string {
 		return strconv.QuoteToASCII(s)
 	}
 	return s
+}
+
+// plural is what the noun of n things ends in.
+func plural(n int64) string {
+	if n == 1 {
+		return ""
+	}
+	return "s"
 }
