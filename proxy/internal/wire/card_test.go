@@ -134,7 +134,7 @@ func checkReadCard(t *testing.T, in []byte, isCard bool) {
 		return
 	}
 	var all map[string]any
-	if err := json.Unmarshal(in, &all); err != nil {
+	if err := decode(in, &all); err != nil {
 		t.Fatalf("ReadCard(%q) reads what is no JSON: %v", in, err)
 	}
 	urls := []any{all["url"]}
@@ -218,10 +218,8 @@ func blankURLs(t *testing.T, body []byte, inResult bool) []byte {
 // cardWithout is the card without its signatures and the URLs of its interfaces.
 func cardWithout(t *testing.T, body []byte, inResult bool) any {
 	t.Helper()
-	dec := json.NewDecoder(bytes.NewReader(blankURLs(t, body, inResult)))
-	dec.UseNumber()
 	var all map[string]any
-	if err := dec.Decode(&all); err != nil {
+	if err := decode(blankURLs(t, body, inResult), &all); err != nil {
 		t.Fatalf("%q: %v", body, err)
 	}
 	card := all

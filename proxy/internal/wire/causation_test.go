@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,7 +86,7 @@ func checkCausation(t *testing.T, in []byte) {
 		t.Errorf("Annotate(%q) = %q: has another number of lines", in, out)
 	}
 	var was, is any
-	if json.Unmarshal(in, &was) != nil || json.Unmarshal(out, &is) != nil {
+	if decode(in, &was) != nil || decode(out, &is) != nil {
 		t.Fatalf("Annotate(%q) = %q: not JSON", in, out)
 	}
 	if got := tookAway(is); got != n {

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,10 +102,8 @@ func checkDiscovery(t *testing.T, in []byte, e DiscoveryEdit) {
 // with encoding/json, not with the code under test.
 func membersWithout(t *testing.T, body []byte) map[string]any {
 	t.Helper()
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.UseNumber()
 	var m map[string]any
-	if err := dec.Decode(&m); err != nil {
+	if err := decode(body, &m); err != nil {
 		t.Fatalf("%q: %v", body, err)
 	}
 	object := func(in map[string]any, key string) map[string]any { o, _ := in[key].(map[string]any); return o }

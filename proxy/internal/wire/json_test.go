@@ -209,3 +209,10 @@ func FuzzText(f *testing.F) {
 		}
 	})
 }
+
+// decode reads a JSON text with encoding/json, and numbers of any size as they stand.
+func decode(text []byte, to any) error {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	return dec.Decode(to)
+}
