@@ -132,7 +132,7 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile(`(?s)\n<!-- go run \./test/bench((?: -\w+)*) -->\n(.*?)\n<!-- end -->`).FindStringSubmatch(string(text))
+	m := regexp.MustCompile(`(?s)\n<!-- go run \./test/bench((?: -?\w+)*) -->\n(.*?)\n<!-- end -->`).FindStringSubmatch(string(text))
 	if m == nil {
 		t.Fatal("deploy/README.md has no tables between <!-- go run ./test/bench --> and <!-- end -->")
 	}
